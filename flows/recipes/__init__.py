@@ -1,0 +1,1 @@
+"""Recipes that ship with the product, one YAML file each."""

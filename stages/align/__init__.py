@@ -1,0 +1,1 @@
+"""Reward model and PPO (RLHF)."""

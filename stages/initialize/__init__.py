@@ -1,0 +1,1 @@
+"""A Hugging Face configuration to initial weights."""

@@ -1,0 +1,1 @@
+"""Tokenizer, configuration, loading and saving: shared by the stages that touch weights."""

@@ -1,0 +1,94 @@
+"""Where things live: read from the environment, with defaults that need nothing beside the product.
+
+| variable | meaning | default |
+|---|---|---|
+| TRAINWRIGHT_HOME | state of this machine: runs, logs, scratch, databases | nearest `.trainwright` upwards, else `./.trainwright` |
+| TRAINWRIGHT_STORE | artifact store, `file://` or `s3://bucket/prefix` | `file://$TRAINWRIGHT_HOME/store` |
+| MLFLOW_TRACKING_URI | MLflow | the running stack's server, else `sqlite:///$TRAINWRIGHT_HOME/mlflow.db` |
+| PREFECT_API_URL | Prefect | the running stack's server, else one in-process |
+| AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, ... | the object store, as boto3 reads them | |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Resolved places; see the module's table."""
+
+    home: Path
+    store: str
+    mlflow_uri: str
+    prefect_api: str | None
+    torch_extensions: Path
+
+    @property
+    def work(self) -> Path:
+        """Scratch and snapshots, one folder a fingerprint."""
+        return self.home / "work"
+
+    @property
+    def logs(self) -> Path:
+        """Logs of runs, one folder a run."""
+        return self.home / "logs"
+
+    @property
+    def cache(self) -> Path:
+        """Local copies of remote artifacts."""
+        return self.home / "cache"
+
+
+def find_home() -> Path:
+    """TRAINWRIGHT_HOME, else the nearest `.trainwright` upwards, else `./.trainwright`."""
+    if given := os.environ.get("TRAINWRIGHT_HOME"):
+        return Path(given).expanduser().resolve()
+    here = Path.cwd().resolve()
+    for folder in (here, *here.parents):
+        if (folder / ".trainwright").is_dir():
+            return folder / ".trainwright"
+    return here / ".trainwright"
+
+
+def settings() -> Settings:
+    """The settings as they are now."""
+    home = find_home()
+    stack = _stack(home)
+    return Settings(
+        home=home,
+        store=os.environ.get("TRAINWRIGHT_STORE") or f"file://{home / 'store'}",
+        mlflow_uri=os.environ.get("MLFLOW_TRACKING_URI")
+        or stack.get("mlflow")
+        or f"sqlite:///{home / 'mlflow.db'}",
+        prefect_api=os.environ.get("PREFECT_API_URL") or stack.get("prefect"),
+        torch_extensions=_torch_extensions(home),
+    )
+
+
+def _stack(home: Path) -> dict[str, str]:
+    """URLs of the stack that `trainwright up` started, if one is up."""
+    try:
+        state = json.loads((home / "stack.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    urls = state.get("urls", {}) if isinstance(state, dict) else {}
+    return {str(name): str(url) for name, url in urls.items()}
+
+
+def _torch_extensions(home: Path) -> Path:
+    """A folder of our own for DeepSpeed's compiled ops: in the virtual environment if writable.
+
+    The default, ~/.cache, is shared between environments; a build killed there leaves a lock on
+    which every later start hangs.
+    """
+    if given := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(given)
+    prefix = Path(sys.prefix)
+    if sys.prefix != sys.base_prefix and os.access(prefix, os.W_OK):
+        return prefix / "share" / "trainwright" / "torch_extensions"
+    return home / "torch_extensions"

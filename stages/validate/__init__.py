@@ -1,0 +1,1 @@
+"""Checkpoint validation: the gate that a model must pass."""

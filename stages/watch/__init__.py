@@ -1,0 +1,1 @@
+"""Metrics, heartbeats and process watching."""
