@@ -1,0 +1,12 @@
+"""Few threads: the tests' models are tiny, and bitwise comparisons need one order of sums."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
