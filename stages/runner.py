@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-
-from trainwright import __version__
 from trainwright.stages.artifact import (
     Artifact,
     Manifest,
@@ -44,10 +42,19 @@ from trainwright.stages.registry import PROGRAMS, Program
 from trainwright.stages.tracking import Tracker
 from trainwright.stages.watch.processes import end_tree, end_with_parent
 
+from trainwright import __version__
+
 log = logging.getLogger(__name__)
 
 LIBRARIES = (
-    "torch", "deepspeed", "transformers", "tokenizers", "peft", "duckdb", "numpy", "compressed-tensors",
+    "torch",
+    "deepspeed",
+    "transformers",
+    "tokenizers",
+    "peft",
+    "duckdb",
+    "numpy",
+    "compressed-tensors",
 )
 
 
@@ -68,9 +75,7 @@ def run_spec(spec: StageSpec) -> ExitCode:
         outcome = Outcome(exit_code=ExitCode.NODE_FAULT, error=f"out of memory: {error}")
         log.exception("out of memory")
     except Exception as error:
-        outcome = Outcome(
-            exit_code=ExitCode.UNEXPECTED, error=f"{type(error).__name__}: {error}"
-        )
+        outcome = Outcome(exit_code=ExitCode.UNEXPECTED, error=f"{type(error).__name__}: {error}")
         log.exception("unexpected error in stage %r", spec.program)
     finally:
         end_tree(os.getpid(), grace=3.0, include_root=False)
@@ -143,7 +148,6 @@ def _produce(
         files = target.upload(out, lease.token)
         lease.check()
         manifest = target.commit(_manifest(spec, params, files, result, what, started))
-        tracker.log({f"final_{k}": v for k, v in manifest.result.metrics.items()})
     finally:
         tracker.close()
         progress.close()

@@ -1,0 +1,440 @@
+"""One step of a run: compute the fingerprint, reuse or launch, wait, record. Knows no Prefect."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainwright.flows.chain import STEPS, Selection, Step, StepName
+from trainwright.flows.launchers import Handle, Job, Launcher, make_launcher
+from trainwright.flows.mlflow_runs import MlflowRuns
+from trainwright.flows.recipe import Recipe
+from trainwright.flows.runs import RunRecord, Runs
+from trainwright.stages.artifact import Artifact, DamagedArtifactError, Manifest
+from trainwright.stages.contract import (
+    ArtifactRef,
+    DataError,
+    ExitCode,
+    Outcome,
+    Params,
+    StageRecord,
+    StageSpec,
+    StageState,
+    TrackingIds,
+    UsageError,
+    exit_code_of,
+    utcnow,
+)
+from trainwright.stages.fingerprint import drift, fingerprint, identity
+from trainwright.stages.progress import last_progress
+from trainwright.stages.registry import PROGRAMS
+from trainwright.stages.settings import Settings
+from trainwright.stages.store import NotFoundError, StoreError
+
+log = logging.getLogger(__name__)
+
+
+class Watcher(Protocol):
+    """Who is told what happens, as it happens (the console)."""
+
+    def started(self, record: StageRecord) -> None:
+        """A step was launched."""
+
+    def progressed(self, record: StageRecord, progress: dict[str, Any]) -> None:
+        """A step reported progress."""
+
+    def ended(self, record: StageRecord) -> None:
+        """A step was reused, or came to its end."""
+
+
+class Silent:
+    """A watcher that shows nothing."""
+
+    def started(self, record: StageRecord) -> None:
+        """Nothing."""
+
+    def progressed(self, record: StageRecord, progress: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def ended(self, record: StageRecord) -> None:
+        """Nothing."""
+
+
+class StepFailedError(Exception):
+    """A step that ended otherwise than well; `retryable` says whether another try can help."""
+
+    def __init__(self, record: StageRecord) -> None:
+        self.record = record
+        self.code = ExitCode(record.exit_code if record.exit_code is not None else 1)
+        super().__init__(f"{record.step}: {record.error}")
+
+    @property
+    def retryable(self) -> bool:
+        """Whether another try can help."""
+        return self.code.retryable
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to happen to a step, and why."""
+
+    step: Step
+    params: Params
+    reuse: bool
+    why: str
+    fingerprint: str
+    identity: dict[str, Any]
+    inputs: dict[str, ArtifactRef]
+    external: dict[str, str]
+    artifact: Artifact
+    manifest: Manifest | None = None
+
+
+@dataclass
+class Engine:
+    """Executes steps of one run."""
+
+    settings: Settings
+    recipe: Recipe
+    selection: Selection
+    runs: Runs
+    run: RunRecord
+    watcher: Watcher
+    tracking: MlflowRuns | None = None
+
+    def __post_init__(self) -> None:
+        self.launcher: Launcher = make_launcher(self.recipe.execution.launcher)
+        self._done: dict[StepName, ArtifactRef] = {}
+        self._forced: set[StepName] = set()
+        self._externals: dict[StepName, dict[str, str]] = {}
+
+    # -- deciding
+
+    def decide(self, name: StepName) -> Decision:
+        """Whether the step's artifact exists for these parameters and inputs; the inputs must."""
+        step, params = STEPS[name], self.recipe.step(name)
+        program = PROGRAMS[step.program]
+        inputs = {key: self._done[source] for key, source in step.inputs.items()}
+        external = self._external(name, params)
+        what = identity(program.name, program.version, params, inputs, external)
+        print_ = fingerprint(program.name, program.version, params, inputs, external)
+        artifact = Artifact(self.runs.store, f"artifacts/{program.name}/{print_[:24]}")
+        manifest, damage = self._finished(artifact)
+        reuse = manifest is not None and not self._must_force(name)
+        if reuse:
+            why = "same parameters and inputs"
+        elif manifest is not None:
+            why = "forced"
+        else:
+            why = damage or self.why_new(step, what)
+        return Decision(
+            step, params, reuse, why, print_, what, inputs, external, artifact, manifest
+        )
+
+    def assume(self, name: StepName, ref: ArtifactRef) -> None:
+        """Take the artifact as the step's, for what follows."""
+        self._done[name] = ref
+
+    def _must_force(self, name: StepName) -> bool:
+        return name in self.selection.force and name not in self._forced
+
+    def _external(self, name: StepName, params: Params) -> dict[str, str]:
+        if not params.reads_outside():
+            return {}
+        if name not in self._externals:
+            path = self.settings.work / "identify" / f"{self.run.id}-{name}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(params.model_dump_json(by_alias=True))
+            self._externals[name] = self.launcher.identify(STEPS[name].program, path)
+            path.unlink(missing_ok=True)
+        return self._externals[name]
+
+    def _finished(self, artifact: Artifact) -> tuple[Manifest | None, str]:
+        """The manifest of a complete, undamaged artifact; a damaged one is set aside, and told."""
+        try:
+            manifest = artifact.manifest()
+            if manifest is not None:
+                artifact.verify(manifest)
+            return manifest, ""
+        except DamagedArtifactError as error:
+            log.warning("not reused: %s", error)
+            return None, f"damaged: {error}"
+
+    def why_new(self, step: Step, what: dict[str, Any]) -> str:
+        """What moved since the newest run that has an artifact of this step, field by field."""
+        for run in self.runs.all():
+            if run.id == self.run.id:
+                continue
+            record = self.runs.step(run.id, step.name)
+            if record is None or record.artifact is None:
+                continue
+            old = self._identity_of(record.artifact)
+            if old is not None:
+                moved = drift(old, what)
+                return "; ".join(moved[:6]) or f"its artifact of run {run.id} is gone"
+        return "never run before"
+
+    def _identity_of(self, ref: ArtifactRef) -> dict[str, Any] | None:
+        try:
+            manifest = Artifact(self.runs.store, _key_of(ref)).manifest()
+        except (DataError, StoreError):
+            return None
+        return None if manifest is None else manifest.identity
+
+    # -- executing
+
+    def execute(self, name: StepName) -> StageRecord:
+        """Reuse or run the step; its record. `StepFailedError` if it does not end well."""
+        before = self.runs.step(self.run.id, name)
+        record = StageRecord(
+            run_id=self.run.id,
+            step=name,
+            program=STEPS[name].program,
+            state=StageState.RUNNING,
+            started_at=utcnow(),
+            attempts=before.attempts if before and not before.done else 0,
+        )
+        try:
+            decision = self.decide(name)
+        except (DataError, UsageError, StoreError) as error:
+            return self._fail(record, error.exit_code, str(error))
+        record = record.model_copy(
+            update={
+                "fingerprint": decision.fingerprint,
+                "params": decision.params.model_dump(mode="json", by_alias=True),
+                "inputs": decision.inputs,
+                "external": decision.external,
+                "why": decision.why,
+            }
+        )
+        if decision.reuse and decision.manifest is not None:
+            return self._reuse(record, decision)
+        if name not in self.selection.wanted():
+            return self._fail(record, ExitCode.USAGE, self._not_wanted(name, decision))
+        return self._launch(record, decision)
+
+    def _not_wanted(self, name: StepName, decision: Decision) -> str:
+        return (
+            f"stage {name!r} has no finished artifact for these parameters ({decision.why}) and this "
+            f"run may not execute it; start from it instead: --from {name}"
+        )
+
+    def _reuse(self, record: StageRecord, decision: Decision) -> StageRecord:
+        manifest = decision.manifest
+        assert manifest is not None
+        ref = ArtifactRef(uri=decision.artifact.uri, digest=manifest.content)
+        own = manifest.run_id == self.run.id and record.attempts > 0
+        record = record.model_copy(
+            update={
+                "state": StageState.COMPLETED if own else StageState.REUSED,
+                "artifact": ref,
+                "result": manifest.result,
+                "exit_code": 0,
+                "ended_at": utcnow(),
+                "why": f"{decision.why}; made by run {manifest.run_id}",
+            }
+        )
+        return self._end(record)
+
+    def _launch(self, record: StageRecord, decision: Decision) -> StageRecord:
+        self._clear_for_rerun(decision)
+        record = record.model_copy(update={"attempts": record.attempts + 1})
+        child = self._track(record, decision)
+        record = record.model_copy(
+            update={"mlflow_run_id": child, "log": str(self._log_path(record))}
+        )
+        self.runs.save_step(record)
+        self.watcher.started(record)
+        spec = self._spec(record, decision)
+        started = time.monotonic()
+        handle = self.launcher.start(self._job(record, spec))
+        try:
+            code = self._follow(handle, record, spec, started)
+        except BaseException as error:
+            handle.cancel()
+            self._interrupted(record, error)
+            raise
+        return self._conclude(record, decision, spec, code)
+
+    def _clear_for_rerun(self, decision: Decision) -> None:
+        """Set a damaged or forced artifact's manifest aside: until the new one, it is not done."""
+        if decision.why.startswith("damaged:") or decision.manifest is not None:
+            self._forced.add(decision.step.name)
+            try:
+                decision.artifact.set_aside(decision.why)
+            except NotFoundError:
+                return
+
+    def _track(self, record: StageRecord, decision: Decision) -> str | None:
+        if self.tracking is None or self.run.mlflow_run_id is None:
+            return None
+        return self.tracking.start_step(self.run, record.step, record.params)
+
+    def _spec(self, record: StageRecord, decision: Decision) -> StageSpec:
+        folder = self.settings.logs / self.run.id
+        tracking = None
+        if record.mlflow_run_id is not None and self.tracking is not None:
+            tracking = TrackingIds(uri=self.tracking.uri, run_id=record.mlflow_run_id)
+        return StageSpec(
+            run_id=self.run.id,
+            step=record.step,
+            program=record.program,
+            params=record.params,
+            inputs=decision.inputs,
+            external=decision.external,
+            fingerprint=decision.fingerprint,
+            output=decision.artifact.uri,
+            work=str(self.settings.work / record.program / decision.fingerprint[:24]),
+            cache=str(self.settings.cache),
+            outcome=str(folder / f"{record.step}.attempt-{record.attempts}.outcome.json"),
+            progress=str(self.progress_path(record.step)),
+            tracking=tracking,
+            attempt=record.attempts,
+            lease_ttl=self.recipe.execution.lease_ttl_s,
+        )
+
+    def _job(self, record: StageRecord, spec: StageSpec) -> Job:
+        path = (
+            self.settings.logs / self.run.id / f"{record.step}.attempt-{record.attempts}.spec.json"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(spec.model_dump_json(indent=1))
+        Path(spec.outcome).unlink(missing_ok=True)
+        environment = {"TORCH_EXTENSIONS_DIR": str(self.settings.torch_extensions)}
+        return Job(spec, path, self._log_path(record), environment)
+
+    def _log_path(self, record: StageRecord) -> Path:
+        return self.settings.logs / self.run.id / f"{record.step}.attempt-{record.attempts}.log"
+
+    def progress_path(self, step: str) -> Path:
+        """Where a step's progress lines go."""
+        return self.settings.logs / self.run.id / f"{step}.progress.jsonl"
+
+    def _follow(
+        self, handle: Handle, record: StageRecord, spec: StageSpec, started: float
+    ) -> int | None:
+        limit = self.recipe.execution.timeout_s
+        path, shown = Path(spec.progress), None
+        while (code := handle.poll()) is None:
+            progress = last_progress(path)
+            if progress is not None and progress != shown:
+                shown = progress
+                self.watcher.progressed(record, progress)
+            if limit is not None and time.monotonic() - started > limit:
+                handle.cancel()
+                return None
+            time.sleep(0.2)
+        return code
+
+    def _conclude(
+        self, record: StageRecord, decision: Decision, spec: StageSpec, returncode: int | None
+    ) -> StageRecord:
+        if returncode is None:
+            limit = self.recipe.execution.timeout_s
+            return self._fail(
+                record, ExitCode.BREAKER, f"ran longer than its limit of {limit:.0f} s"
+            )
+        outcome = _read_outcome(Path(spec.outcome))
+        code = exit_code_of(returncode)
+        if code is ExitCode.OK:
+            manifest, damage = self._finished(decision.artifact)
+            if manifest is None:
+                return self._fail(
+                    record, ExitCode.DATA, damage or "ended well but left no finished artifact"
+                )
+            return self._complete(record, decision, manifest)
+        error = outcome.error if outcome else None
+        return self._fail(record, code, error or _death(returncode, record.log))
+
+    def _complete(self, record: StageRecord, decision: Decision, manifest: Manifest) -> StageRecord:
+        record = record.model_copy(
+            update={
+                "state": StageState.COMPLETED,
+                "exit_code": 0,
+                "artifact": ArtifactRef(uri=decision.artifact.uri, digest=manifest.content),
+                "result": manifest.result,
+                "ended_at": utcnow(),
+            }
+        )
+        return self._end(record)
+
+    def _end(self, record: StageRecord) -> StageRecord:
+        assert record.artifact is not None
+        self.assume(StepName(record.step), record.artifact)
+        if self.tracking is not None and self.run.mlflow_run_id is not None:
+            if record.mlflow_run_id is None:
+                child = self.tracking.start_step(self.run, record.step, record.params)
+                record = record.model_copy(update={"mlflow_run_id": child})
+            self.tracking.end_step(self.run, record)
+            self._attach_manifest(record)
+            self._register(record)
+        self.runs.save_step(record)
+        self.watcher.ended(record)
+        return record
+
+    def _attach_manifest(self, record: StageRecord) -> None:
+        assert self.tracking is not None and record.artifact is not None
+        if record.mlflow_run_id is None:
+            return
+        data, _ = self.runs.store.get(f"{_key_of(record.artifact)}/manifest.json")
+        self.tracking.attach_text(record.mlflow_run_id, data.decode(), "manifest/manifest.json")
+
+    def _register(self, record: StageRecord) -> None:
+        assert self.tracking is not None
+        if record.mlflow_run_id is None:
+            return
+        if record.step == StepName.QUANTIZE:
+            self.tracking.register(self.run, record)
+        elif record.step == StepName.ACCEPT and StepName.QUANTIZE in self._done:
+            self.tracking.promote(self.run, self._done[StepName.QUANTIZE].digest)
+
+    def _fail(self, record: StageRecord, code: ExitCode, error: str) -> StageRecord:
+        state = StageState.CANCELLED if code is ExitCode.CANCELLED else StageState.FAILED
+        record = record.model_copy(
+            update={"state": state, "exit_code": int(code), "error": error, "ended_at": utcnow()}
+        )
+        self.runs.save_step(record)
+        if self.tracking is not None:
+            self.tracking.end_step(self.run, record)
+        self.watcher.ended(record)
+        raise StepFailedError(record)
+
+    def _interrupted(self, record: StageRecord, error: BaseException) -> None:
+        """Record that the wait was broken off; the child has been ended already."""
+        record = record.model_copy(
+            update={
+                "state": StageState.CANCELLED,
+                "exit_code": int(ExitCode.CANCELLED),
+                "error": "cancelled",
+                "ended_at": utcnow(),
+            }
+        )
+        self.runs.save_step(record)
+        if self.tracking is not None:
+            self.tracking.end_step(self.run, record)
+        self.watcher.ended(record)
+        log.info("step %s was broken off (%s)", record.step, type(error).__name__)
+
+
+def _key_of(ref: ArtifactRef) -> str:
+    return "artifacts/" + "/".join(ref.uri.rstrip("/").split("/")[-2:])
+
+
+def _read_outcome(path: Path) -> Outcome | None:
+    try:
+        return Outcome.model_validate(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+def _death(returncode: int, log_path: str | None) -> str:
+    where = f"; its log is {log_path}" if log_path else ""
+    if returncode < 0:
+        if returncode == -9:
+            return f"the stage's process was killed (SIGKILL; out of memory?){where}"
+        return f"the stage's process was ended by signal {-returncode}{where}"
+    return f"the stage ended with code {returncode} and left no message{where}"

@@ -1,0 +1,55 @@
+"""A flow run in this process, with live lines on the terminal and the summary at the end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from trainwright.flows.prefect_local import prefect_api
+from trainwright.stages.settings import Settings, settings
+
+_COMPLETED, _FAILED, _CANCELLED = 0, 1, 130
+
+
+def run_in_foreground(console: Console, call: Callable[[], Any], what: str) -> int:
+    """Call a flow (with `return_state=True`) and show it; the command's exit code."""
+    place = settings()
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    signal.signal(signal.SIGTERM, _terminate)
+    console.print(f"[bold]trainwright[/] {escape(what)} · home {place.home}")
+    if not place.prefect_api:
+        console.print("[dim]starting Prefect in-process (trainwright up starts one that stays)[/]")
+    with prefect_api(place) as url:
+        from trainwright.flows import pipeline  # noqa: F401  (imports Prefect, with our settings)
+        from trainwright.flows.console import ConsoleWatcher
+        from trainwright.flows.prefect_view import use_watcher
+
+        console.print(f"[dim]watch: {url.removesuffix('/api')}/runs[/]")
+        use_watcher(ConsoleWatcher(console))
+        state = call()
+        _show_end(console, place, state)
+    if state.is_completed():
+        return _COMPLETED
+    return _CANCELLED if state.is_cancelled() else _FAILED
+
+
+def _terminate(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _show_end(console: Console, place: Settings, state: Any) -> None:
+    from trainwright.flows import report
+    from trainwright.flows.runs import Runs
+    from trainwright.stages.store import open_store
+
+    runs = Runs(open_store(place.store))
+    run = runs.of_flow_run(str(state.state_details.flow_run_id))
+    if run is None:
+        console.print(f"[red]{escape(state.message or 'the run did not start')}[/]")
+        return
+    console.print()
+    report.print_summary(console, run, runs.steps(run.id))
