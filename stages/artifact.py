@@ -1,31 +1,46 @@
 """Artifacts: a folder in the store whose `manifest.json`, written last, alone means done.
 
-The files of a try lie in a folder of that try (`data-<token>/`), so an orphan that still writes
-cannot touch what a manifest names; the manifest itself is a conditional put that one try wins.
+    <artifact>/manifest.json          what it is; a conditional put that one writer wins
+    <artifact>/data-<token>/...       the files of one try
+    <artifact>/lease.json             who writes it now (stages.lease)
+    <artifact>/damaged-<digest>.json  a manifest that was set aside, and `.reason.txt` beside it
+
+The files of a try lie in a folder of that try, so an orphan that still writes cannot touch what a
+manifest names.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import Field, ValidationError
-
 from trainwright.stages.contract import ArtifactRef, DataError, StageResult, Strict, TransientError
 from trainwright.stages.fingerprint import sha256_of
-from trainwright.stages.store import ConditionFailedError, NotFoundError, Store, join_uri
+from trainwright.stages.store import (
+    ChecksumError,
+    ConditionFailedError,
+    NotFoundError,
+    Store,
+    join_uri,
+)
 
 MANIFEST = "manifest.json"
+LEASE = "lease.json"
+_COMMIT_TRIES = 5
 
 
 class FileEntry(Strict):
     """One file of an artifact."""
 
     path: str = Field(description="Path within the artifact")
-    key: str = Field(description="Key below the artifact's folder")
+    key: str = Field(description="Key below the artifact's folder: data-<token>/<path>")
     size: int = Field(description="Bytes")
     sha256: str
 
@@ -53,19 +68,56 @@ class Manifest(Strict):
 
     def sealed(self) -> Manifest:
         """A copy that carries its own digest."""
-        return self.model_copy(update={"digest": self._own_digest()})
+        return self.model_copy(update={"digest": _seal(json.loads(self.model_dump_json()))})
 
-    def _own_digest(self) -> str:
-        return sha256_of(self.model_dump(mode="json", exclude={"digest"}))
 
-    @property
-    def intact(self) -> bool:
-        """Whether the manifest is the one that was sealed."""
-        return self.digest == self._own_digest()
+def _seal(values: dict[str, Any]) -> str:
+    return sha256_of({name: value for name, value in values.items() if name != "digest"})
 
 
 class DamagedArtifactError(DataError):
     """An artifact whose manifest or files are not what was written."""
+
+
+def read_manifest(data: bytes, uri: str) -> Manifest:
+    """The manifest in `data`; `DamagedArtifactError` (with the reason) if it cannot be trusted.
+
+    The digest is compared over the JSON as it stands, so that a field which a later version of
+    trainwright adds does not make an older manifest look changed.
+    """
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise DamagedArtifactError(
+            f"{uri} is not a manifest ({where or 'JSON'}: {first['msg']})"
+        ) from None
+    try:
+        intact = manifest.digest == _seal(json.loads(data))
+    except ValueError:
+        intact = False
+    if not intact:
+        raise DamagedArtifactError(f"{uri} was changed after it was written (its digest differs)")
+    _check_files(manifest, uri)
+    return manifest
+
+
+def _check_files(manifest: Manifest, uri: str) -> None:
+    """A seal is no signature: whoever writes a manifest can seal it. No path may leave its folder."""
+    folders = set()
+    for entry in manifest.files:
+        safe_relative(entry.path)
+        folder, _, path = entry.key.partition("/")
+        folders.add(folder)
+        if path != entry.path or not re.fullmatch(r"data-[\w-]+", folder):
+            raise DamagedArtifactError(
+                f"{uri} is not a manifest (file {entry.path!r} has the key {entry.key!r})"
+            )
+    if len(folders) > 1 or len({entry.path for entry in manifest.files}) < len(manifest.files):
+        raise DamagedArtifactError(f"{uri} is not a manifest (files of two tries, or named twice)")
+    if manifest.content != content_digest(manifest.files):
+        raise DamagedArtifactError(f"{uri} is not a manifest (its content digest differs)")
 
 
 @dataclass(frozen=True)
@@ -80,57 +132,56 @@ class Artifact:
         """URI of the folder."""
         return join_uri(self.store.root, self.key)
 
+    @property
+    def lease_key(self) -> str:
+        """Key of the lease that a writer of this artifact holds."""
+        return f"{self.key}/{LEASE}"
+
     def manifest(self) -> Manifest | None:
-        """The manifest; None if there is none yet. `DamagedArtifactError` if it cannot be trusted."""
+        """The manifest; None if there is none yet. `DamagedArtifactError` if it is not trusted."""
         try:
             data, _ = self.store.get(f"{self.key}/{MANIFEST}")
         except NotFoundError:
             return None
-        try:
-            manifest = Manifest.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
+        manifest = read_manifest(data, f"{self.uri}/{MANIFEST}")
+        # Folders of the product are named by the fingerprint's first letters (flows.execute).
+        name = self.key.rpartition("/")[2]
+        if re.fullmatch(r"[0-9a-f]{16,64}", name) and not manifest.fingerprint.startswith(name):
             raise DamagedArtifactError(
-                f"{self.uri}/{MANIFEST} is not a manifest ({where or 'JSON'}: {first['msg']})"
-            ) from None
-        if not manifest.intact:
-            raise DamagedArtifactError(
-                f"{self.uri}/{MANIFEST} was changed after it was written (its digest differs)"
+                f"{self.uri}/{MANIFEST} is that of another artifact ({manifest.fingerprint[:24]})"
             )
         return manifest
 
     def verify(self, manifest: Manifest) -> None:
-        """Check every file against the manifest: size first, then sha256."""
+        """Check every file against the manifest: size and sha256 (`Store.verify` says how)."""
         for entry in manifest.files:
-            self._verify_file(entry)
+            try:
+                self.store.verify(f"{self.key}/{entry.key}", size=entry.size, sha256=entry.sha256)
+            except (NotFoundError, ChecksumError) as error:
+                raise self._damaged(entry, error) from None
 
-    def _verify_file(self, entry: FileEntry) -> None:
-        key = f"{self.key}/{entry.key}"
-        try:
-            info = self.store.head(key)
-        except NotFoundError:
-            raise DamagedArtifactError(
-                f"{self.uri}: the file {entry.path!r} is missing"
-            ) from None
-        if info.size != entry.size:
-            raise DamagedArtifactError(
-                f"{self.uri}: the file {entry.path!r} has {info.size} bytes, "
-                f"its manifest says {entry.size}"
-            )
-        path = self.store.local_path(key)
-        if path is not None and file_sha256(path) != entry.sha256:
-            raise DamagedArtifactError(
-                f"{self.uri}: the file {entry.path!r} was changed (its sha256 differs)"
-            )
+    def _damaged(self, entry: FileEntry, error: Exception) -> DamagedArtifactError:
+        if isinstance(error, NotFoundError):
+            return DamagedArtifactError(f"{self.uri}: the file {entry.path!r} is missing")
+        return DamagedArtifactError(
+            f"{self.uri}: the file {entry.path!r} is not what was written ({error})"
+        )
 
     def set_aside(self, reason: str) -> str:
-        """Move a damaged manifest out of the way, so that the artifact is made again; its new key."""
-        data, _ = self.store.get(f"{self.key}/{MANIFEST}")
+        """Move a damaged manifest out of the way, so that the artifact is made again; its new key.
+
+        A manifest that another writer has put there in the meantime stays. `NotFoundError` if there
+        is none.
+        """
+        key = f"{self.key}/{MANIFEST}"
+        data, etag = self.store.get(key)
         aside = f"{self.key}/damaged-{hashlib.sha256(data).hexdigest()[:12]}.json"
         self.store.put(aside, data)
         self.store.put(f"{aside}.reason.txt", reason.encode())
-        self.store.delete(f"{self.key}/{MANIFEST}")
+        try:
+            self.store.delete(key, if_match=etag)
+        except ConditionFailedError:
+            pass  # Somebody else was faster, and may have written a new one already.
         return aside
 
     def read(self, manifest: Manifest, cache: Path) -> Path:
@@ -147,30 +198,27 @@ class Artifact:
     def _local_folder(self, manifest: Manifest) -> Path | None:
         if not manifest.files:
             return None
-        entry = manifest.files[0]
-        path = self.store.local_path(f"{self.key}/{entry.key}")
-        return None if path is None else Path(str(path)[: -len(entry.path)])
+        folder = manifest.files[0].key.partition("/")[0]
+        return self.store.local_path(f"{self.key}/{folder}")
 
     def _download(self, manifest: Manifest, folder: Path) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
         for entry in manifest.files:
             target = folder / safe_relative(entry.path)
             if target.is_file() and target.stat().st_size == entry.size:
                 if file_sha256(target) == entry.sha256:
                     continue
-                target.unlink()
+                target.unlink(missing_ok=True)
             try:
                 self.store.get_file(f"{self.key}/{entry.key}", target, sha256=entry.sha256)
-            except NotFoundError:
-                raise DamagedArtifactError(
-                    f"{self.uri}: the file {entry.path!r} is missing"
-                ) from None
-        folder.mkdir(parents=True, exist_ok=True)
+            except (NotFoundError, ChecksumError) as error:
+                raise self._damaged(entry, error) from None
         return folder
 
     def upload(self, folder: Path, token: str) -> list[FileEntry]:
         """Put every file below `folder` under this try's own keys; the folder may be emptied."""
         entries = []
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        for path in _files_below(folder):
             relative = path.relative_to(folder).as_posix()
             entry = FileEntry(
                 path=relative,
@@ -186,14 +234,26 @@ class Artifact:
         """Write the manifest, unless another try has won: then the winner's manifest is returned."""
         sealed = manifest.sealed()
         data = sealed.model_dump_json(indent=1).encode()
-        try:
-            self.store.put(f"{self.key}/{MANIFEST}", data, if_absent=True)
-        except ConditionFailedError:
-            winner = self.manifest()
-            if winner is None:
-                raise TransientError(f"{self.uri}/{MANIFEST} appeared and vanished") from None
-            return winner
-        return sealed
+        for _ in range(_COMMIT_TRIES):
+            try:
+                self.store.put(f"{self.key}/{MANIFEST}", data, if_absent=True)
+                return sealed
+            except ConditionFailedError:
+                # A server may also say so of two puts at once, of which neither went through.
+                if (winner := self.manifest()) is not None:
+                    return winner
+        raise TransientError(
+            f"{self.uri}/{MANIFEST} could not be written: others write and remove it"
+        )
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """All files, in order of path. What could not be kept is refused, not left out in silence."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            yield path
+        elif path.is_symlink() or not path.is_dir():
+            raise DataError(f"{path} in a stage's output is neither a file nor a folder")
 
 
 def content_digest(files: list[FileEntry]) -> str:
@@ -209,9 +269,9 @@ def file_sha256(path: Path) -> str:
 
 def safe_relative(path: str) -> Path:
     """The path, refused if it could leave the folder it is joined to."""
-    parts = Path(path).parts
-    if not parts or Path(path).is_absolute() or ".." in parts:
-        raise DataError(f"a manifest names the path {path!r}, which leaves its folder")
+    parts = PurePosixPath(path).parts
+    if path != "/".join(parts) or not parts or path.startswith("/") or ".." in parts:
+        raise DamagedArtifactError(f"a manifest names the path {path!r}, which leaves its folder")
     return Path(path)
 
 

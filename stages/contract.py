@@ -7,8 +7,9 @@ parameters.
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
-from enum import IntEnum, StrEnum
+from enum import Enum, IntEnum, StrEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -112,9 +113,9 @@ class CancelledStageError(StageError):
 
 
 class Strict(BaseModel):
-    """A model that refuses unknown keys."""
+    """A model that refuses unknown keys, and whose JSON keeps NaN and infinity (as strings)."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
 
 
 class Params(Strict):
@@ -140,32 +141,43 @@ def runtime(default: Any, description: str, **constraints: Any) -> Any:
     )
 
 
-def _identity(model: BaseModel) -> dict[str, Any]:
+def _identity(model: BaseModel, where: str = "") -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, field in type(model).model_fields.items():
         extra = field.json_schema_extra
         if isinstance(extra, dict) and extra.get("identity") is False:
             continue
-        value = getattr(model, name)
-        out[name] = _identity_value(value)
+        out[name] = _identity_value(getattr(model, name), f"{where}.{name}" if where else name)
     return out
 
 
-def _identity_value(value: Any) -> Any:
+def _identity_value(value: Any, where: str) -> Any:
     if isinstance(value, BaseModel):
-        return _identity(value)
+        return _identity(value, where)
     if isinstance(value, list | tuple):
-        return [_identity_value(item) for item in value]
+        return [_identity_value(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if isinstance(value, dict):
-        return {str(key): _identity_value(item) for key, item in value.items()}
-    if isinstance(value, StrEnum):
-        return value.value
+        return _identity_dict(value, where)
+    if isinstance(value, Enum):
+        return _identity_value(value.value, where)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"parameter {where!r} is {value}: give a finite number")
     if value is None or isinstance(value, str | int | float | bool):
         return value
     raise TypeError(
-        f"a parameter of type {type(value).__name__} cannot be fingerprinted: "
-        "use str, int, float, bool, a list, a dict or a model of those"
+        f"parameter {where!r} of type {type(value).__name__} cannot be fingerprinted: "
+        "use str, int, float, bool, an enum, a list, a dict or a model of those"
     )
+
+
+def _identity_dict(value: dict[Any, Any], where: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, item in value.items():
+        name = str(key.value if isinstance(key, Enum) else key)
+        if name in out:
+            raise UsageError(f"parameter {where!r} has two keys that read {name!r}")
+        out[name] = _identity_value(item, f"{where}.{name}")
+    return out
 
 
 class ArtifactRef(Strict):
@@ -201,7 +213,9 @@ class StageSpec(Strict):
     progress: str = Field(description="Local path of the progress file (JSON lines)")
     tracking: TrackingIds | None = Field(default=None, description="MLflow, if tracked")
     attempt: int = Field(default=1, description="1 for the first try")
-    lease_ttl: float = Field(default=20.0, description="Seconds without heartbeat until a lease is dead")
+    lease_ttl: float = Field(
+        default=20.0, description="Seconds without heartbeat until a lease is dead"
+    )
 
 
 class Sample(Strict):

@@ -8,9 +8,12 @@ from typing import Any
 
 from trainwright.stages.contract import ArtifactRef, Params
 
+_SHOWN = 60
+"""Characters of a value that a line of `drift` shows."""
+
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and no spaces: equal values give equal bytes. NaN is refused."""
+    """JSON with sorted keys and no spaces: equal values give equal bytes. `ValueError` for NaN."""
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
@@ -50,29 +53,64 @@ def fingerprint(
 
 
 def drift(old: Any, new: Any, path: str = "") -> list[str]:
-    """The fields that differ between two JSON values, each as `path: old -> new`."""
+    """The fields that differ between two JSON values, each as `path: old -> new`.
+
+    Two values differ when their fingerprints would: 1 and 1.0 do, the order of keys does not.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
-        lines: list[str] = []
-        for key in sorted({*old, *new}):
-            where = f"{path}.{key}" if path else str(key)
-            if key not in old:
-                lines.append(f"{where}: (absent) -> {_short(new[key])}")
-            elif key not in new:
-                lines.append(f"{where}: {_short(old[key])} -> (absent)")
-            else:
-                lines.extend(drift(old[key], new[key], where))
-        return lines
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [
-            line
-            for index, (a, b) in enumerate(zip(old, new, strict=True))
-            for line in drift(a, b, f"{path}[{index}]")
-        ]
-    return [] if old == new else [f"{path}: {_short(old)} -> {_short(new)}"]
+        return _drift_of_dicts(old, new, path)
+    if isinstance(old, list) and isinstance(new, list):
+        return _drift_of_lists(old, new, path)
+    if canonical(old) == canonical(new):
+        return []
+    return [f"{path}: {' -> '.join(_pair(old, new))}"]
 
 
-def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, default=str)
+def _drift_of_dicts(old: dict[str, Any], new: dict[str, Any], path: str) -> list[str]:
+    lines: list[str] = []
+    for key in sorted({*old, *new}):
+        where = f"{path}.{key}" if path else str(key)
+        if key not in old:
+            lines.append(f"{where}: (absent) -> {_short(_text(new[key]))}")
+        elif key not in new:
+            lines.append(f"{where}: {_short(_text(old[key]))} -> (absent)")
+        else:
+            lines.extend(drift(old[key], new[key], where))
+    return lines
+
+
+def _drift_of_lists(old: list[Any], new: list[Any], path: str) -> list[str]:
+    lines = [
+        line
+        for i, (a, b) in enumerate(zip(old, new, strict=False))
+        for line in drift(a, b, f"{path}[{i}]")
+    ]
+    shared = min(len(old), len(new))
+    lines += [f"{path}[{i}]: {_short(_text(old[i]))} -> (absent)" for i in range(shared, len(old))]
+    lines += [f"{path}[{i}]: (absent) -> {_short(_text(new[i]))}" for i in range(shared, len(new))]
+    return lines
+
+
+def _text(value: Any) -> str:
+    return (
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)
+    )
+
+
+def _short(text: str) -> str:
     if len(text) == 64 and all(c in "0123456789abcdef" for c in text):
         return text[:12]
-    return text if len(text) <= 60 else text[:57] + "..."
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _pair(old: Any, new: Any) -> tuple[str, str]:
+    """Both as text, shortened so that what differs is seen."""
+    a, b = _text(old), _text(new)
+    if a == b:
+        return json.dumps(old), json.dumps(new)
+    if _short(a) != _short(b):
+        return _short(a), _short(b)
+    shared = min(len(a), len(b))
+    same = next((i for i in range(shared) if a[i] != b[i]), shared)
+    start = max(0, same - 20)
+    return "..." + _short(a[start:]), "..." + _short(b[start:])

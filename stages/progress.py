@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 
 class Progress:
@@ -17,6 +21,7 @@ class Progress:
     def __init__(self, path: Path, interval: float = 0.5) -> None:
         self._interval = interval
         self._last = 0.0
+        self._warned = False
         self._phase: str | None = None
         self._phase_started = 0.0
         self._phase_first = 0
@@ -27,13 +32,13 @@ class Progress:
         self, phase: str, step: int | None = None, total: int | None = None, **figures: float
     ) -> None:
         """Report `step` of `total` in `phase`, with figures such as loss and tokens_per_s."""
-        now = time.time()
-        if phase != self._phase:
+        now = time.monotonic()
+        if phase != self._phase or (step is not None and step < self._phase_first):
             self._phase, self._phase_started, self._phase_first = phase, now, step or 0
-        elif now - self._last < self._interval and step != total:
+        elif now - self._last < self._interval and (step is None or step != total):
             return
         self._last = now
-        line: dict[str, Any] = {"time": round(now, 3), "phase": phase}
+        line: dict[str, Any] = {"time": round(time.time(), 3), "phase": phase}
         if step is not None:
             line["step"] = step
         if total is not None:
@@ -42,11 +47,21 @@ class Progress:
             pace = (now - self._phase_started) / (step - self._phase_first)
             line["eta"] = round(pace * (total - step), 1)
         line.update({name: float(value) for name, value in figures.items()})
-        self._file.write(json.dumps(line) + "\n")
+        self._write(json.dumps(line) + "\n")
+
+    def _write(self, line: str) -> None:
+        try:
+            self._file.write(line)
+        except (OSError, ValueError) as error:
+            # A full disk, or a late thread after `close`: no reason to end a training.
+            if not self._warned:
+                log.warning("progress cannot be written: %s", error)
+                self._warned = True
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def last_progress(path: Path) -> dict[str, Any] | None:
