@@ -1,12 +1,12 @@
 """Where things live: read from the environment, with defaults that need nothing beside the product.
 
-| variable | meaning | default |
-|---|---|---|
-| TRAINWRIGHT_HOME | state of this machine: runs, logs, scratch, databases | nearest `.trainwright` upwards, else `./.trainwright` |
-| TRAINWRIGHT_STORE | artifact store, `file://` or `s3://bucket/prefix` | `file://$TRAINWRIGHT_HOME/store` |
-| MLFLOW_TRACKING_URI | MLflow | the running stack's server, else `sqlite:///$TRAINWRIGHT_HOME/mlflow.db` |
-| PREFECT_API_URL | Prefect | the running stack's server, else one in-process |
-| AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID, ... | the object store, as boto3 reads them | |
+- TRAINWRIGHT_HOME: state of this machine (runs, logs, scratch, databases); default: the nearest
+  `.trainwright` upwards, else `./.trainwright`.
+- TRAINWRIGHT_STORE: artifact store, `file://` or `s3://bucket/prefix`; default: `store` in the home.
+- MLFLOW_TRACKING_URI: default: the running stack's server, else `mlflow.db` (SQLite) in the home.
+- PREFECT_API_URL: default: the running stack's server, else one that lives as long as the command.
+- TORCH_EXTENSIONS_DIR: compiled DeepSpeed ops; default: in the virtual environment.
+- AWS_ENDPOINT_URL_S3, AWS_ACCESS_KEY_ID and so on: the object store, as boto3 reads them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Settings:
-    """Resolved places; see the module's table."""
+    """Resolved places; see the module's docstring."""
 
     home: Path
     store: str

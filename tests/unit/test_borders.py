@@ -10,8 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "deepspeed", "transformers", "duckdb", "mlflow", "prefect", "boto3", "peft")
 FLOW_MAY_READ = (
-    "artifact", "contract", "fingerprint", "gc", "lease", "progress", "registry", "settings", "store",
-    "watch",
+    "artifact", "contract", "fingerprint", "gc", "lease", "progress", "registry", "settings",
+    "store", "watch",
 )  # fmt: skip
 
 
