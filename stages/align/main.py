@@ -60,9 +60,14 @@ class Questions:
 def run(context: StageContext) -> StageResult:
     """Train the reward model, optimize against it, write `reward_model/` and `model/`."""
     setup = _setup(context)
+    # Read and checked before anything is trained: a refusal costs no minutes.
+    reference = _reference(setup)
+    learnt = _questions(context, setup, "train", None)
+    heldout = _questions(context, setup, "heldout", setup.params.heldout_prompts)
     reward, accuracy, pairs = _reward_model(context, setup)
     save_folder(reward, setup.source, context.out / "reward_model")
-    return _align(context, setup, reward, accuracy, pairs)
+    outcome = _optimize(context, setup, reference, reward, learnt, heldout)
+    return _result(setup, accuracy, pairs, heldout, outcome)
 
 
 def _setup(context: StageContext) -> Setup:
@@ -97,37 +102,48 @@ def _reward_model(
     return model.requires_grad_(False), measure_accuracy(model, measured), counts
 
 
-def _align(
+def _reference(setup: Setup) -> PreTrainedModel:
+    reference = load_causal(setup.source, setup.device).requires_grad_(False)
+    ppo = setup.params.ppo
+    for longest, what in (
+        (ppo.prompt_tokens + ppo.answer_tokens + 1, "ppo.prompt_tokens + ppo.answer_tokens + 1"),
+        (setup.params.reward.max_tokens, "reward.max_tokens"),
+    ):
+        check_fit(reference, setup.chat.tokenizer, longest, what)
+    return reference
+
+
+@dataclass(frozen=True)
+class Optimized:
+    """What PPO did: answers before and after, KL, the figures of every iteration."""
+
+    before: Judged
+    after: Judged
+    kl: dict[str, float]
+    history: list[dict[str, Any]]
+
+
+def _optimize(
     context: StageContext,
     setup: Setup,
+    reference: PreTrainedModel,
     reward: PreTrainedModel,
-    accuracy: Accuracy,
-    pairs: dict[str, int],
-) -> StageResult:
-    params = setup.params
-    reference = load_causal(setup.source, setup.device).requires_grad_(False)
-    longest = params.ppo.prompt_tokens + params.ppo.answer_tokens
-    check_fit(reference, setup.chat.tokenizer, longest, "ppo.prompt_tokens + ppo.answer_tokens")
-    learnt = _questions(context, setup, "train", None)
-    heldout = _questions(context, setup, "heldout", params.heldout_prompts)
-    models = Models(
-        policy=load_causal(setup.source, setup.device),
-        values=copy.deepcopy(reward).requires_grad_(True),
-        reference=reference,
-        reward=reward,
-    )
+    learnt: Questions,
+    heldout: Questions,
+) -> Optimized:
+    policy = load_causal(setup.source, setup.device)
+    values = copy.deepcopy(reward).requires_grad_(True)
     context.progress("held-out prompts before")
     before = _judge(setup, reference, reward, heldout)
-    trainer = Trainer(models, params.ppo, setup.tokens, params.seed)
+    models = Models(policy=policy, values=values, reference=reference, reward=reward)
+    trainer = Trainer(models, setup.params.ppo, setup.tokens, setup.params.seed)
     history = optimize(context, trainer, learnt.ids)
     context.progress("held-out prompts after")
-    after = _judge(setup, models.policy, reward, heldout)
-    kl = kl_to_reference(
-        models.policy, reference, heldout.ids, after.answers, pad_id=setup.tokens.pad
-    )
-    end_answers_at(models.policy, setup.tokens.end)
-    save_folder(models.policy, setup.source, context.out / "model")
-    return _result(setup, accuracy, pairs, heldout, before, after, kl, history)
+    after = _judge(setup, policy, reward, heldout)
+    kl = kl_to_reference(policy, reference, heldout.ids, after.answers, pad_id=setup.tokens.pad)
+    end_answers_at(policy, setup.tokens.end)
+    save_folder(policy, setup.source, context.out / "model")
+    return Optimized(before, after, kl, history)
 
 
 def _questions(context: StageContext, setup: Setup, split: str, limit: int | None) -> Questions:
@@ -162,11 +178,9 @@ def _result(
     accuracy: Accuracy,
     pairs: dict[str, int],
     heldout: Questions,
-    before: Judged,
-    after: Judged,
-    kl: dict[str, float],
-    history: list[dict[str, Any]],
+    outcome: Optimized,
 ) -> StageResult:
+    before, after, kl = outcome.before, outcome.after, outcome.kl
     samples = [
         {"prompt": prompt, "before": setup.chat.text(old), "after": setup.chat.text(new)}
         for prompt, old, new in zip(heldout.texts, before.answers, after.answers, strict=True)
@@ -188,7 +202,7 @@ def _result(
             "after": after.statistics(),
             "reward_difference_standard_error": paired_error(before.rewards, after.rewards),
             "kl_nats_per_answer": kl,
-            "history": history,
+            "history": outcome.history,
             "samples": samples,
         },
         samples=[Sample(prompt=row["prompt"], completion=row["after"]) for row in samples],

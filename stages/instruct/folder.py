@@ -33,8 +33,9 @@ def use_threads(threads: int) -> None:
 
 
 def quiet() -> None:
-    """No progress bars in the stage's log: progress has its own file."""
+    """No progress bars (progress has its own file) and no notes on fresh heads in the stage's log."""
     transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
 
 
 def load_tokenizer(folder: Path) -> Any:
