@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 PART_SIZE = 16 << 20
 """Bytes. A larger file goes up, and comes down, in parts of this size."""
+CONNECT_TIMEOUT = 5.0
+READ_TIMEOUT = 30.0
+"""Seconds without a byte, for each of botocore's three tries."""
 _PART_THREADS = 4
 _DIGEST = "sha256"
 """Name of the metadata field that carries an uploaded file's digest."""
@@ -114,6 +117,9 @@ class S3Store:
                     found = hashlib.file_digest(file, "sha256").hexdigest()
                 check_digest(self.root, key, found, sha256)
             temporary.replace(path)
+        except NotFoundError:
+            self._require_bucket()
+            raise
         finally:
             temporary.unlink(missing_ok=True)
 
@@ -127,7 +133,6 @@ class S3Store:
             with self._errors(key):
                 answer = self._client.head_object(Bucket=self.bucket, Key=full)
         except NotFoundError:
-            # The answer to a HEAD has no body to tell a missing bucket from a missing object.
             self._require_bucket()
             raise
         info = ObjectInfo(
@@ -136,6 +141,7 @@ class S3Store:
         return info, answer["Metadata"].get(_DIGEST)
 
     def _require_bucket(self) -> None:
+        # The answer to a HEAD has no body to tell a missing bucket from a missing object.
         try:
             with self._errors(""):
                 self._client.head_bucket(Bucket=self.bucket)
@@ -241,12 +247,12 @@ class S3Store:
         except _MISCONFIGURED as error:
             raise UsageError(f"store {self.root}: {error}; see the AWS_* variables") from None
         except (boto.BotoCoreError, Boto3Error, OSError) as error:
-            raise self._unreachable(error, key) from error
+            raise self._unreachable(error, key) from None
 
     def _unreachable(self, error: Exception, key: str) -> StoreError | UsageError:
         if isinstance(error, FileNotFoundError):
             return UsageError(f"store {self.root}: there is no file {error.filename!r} to upload")
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, boto.BotoCoreError):
             return StoreError(f"store {self.root}: {error.strerror or error} at {key!r}")
         return StoreError(
             f"store {self.root}: {self._where()} failed or cannot be reached "
@@ -340,8 +346,8 @@ def _make_client() -> S3Client:
 
 def _config(addressing: Literal["auto", "path"]) -> Config:
     return Config(
-        connect_timeout=5,
-        read_timeout=30,
+        connect_timeout=CONNECT_TIMEOUT,
+        read_timeout=READ_TIMEOUT,
         retries={"mode": "standard"},
         max_pool_connections=16,
         s3={"addressing_style": addressing},
