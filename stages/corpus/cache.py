@@ -24,7 +24,13 @@ def once(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
     for path in draft.iterdir():
         _flush(path)
     _flush(draft)
-    draft.rename(target)
+    try:
+        draft.rename(target)
+    except OSError:
+        # An orphan of a killed try was faster: what it made is complete, and the same.
+        if not target.is_dir():
+            raise
+        shutil.rmtree(draft, ignore_errors=True)
     _flush(folder)
     return target
 
@@ -32,7 +38,14 @@ def once(folder: Path, name: str, make: Callable[[Path], None]) -> Path:
 def clear_drafts(folder: Path) -> None:
     """Remove what tries that were killed left unfinished."""
     for draft in folder.glob("draft-*"):
-        shutil.rmtree(draft, ignore_errors=True)
+        # Renamed before it is emptied: an orphan that still fills it can no longer finish it.
+        trash = draft.with_name(f"trash-{draft.name}")
+        try:
+            draft.rename(trash)
+        except OSError:
+            continue
+    for trash in folder.glob("trash-*"):
+        shutil.rmtree(trash, ignore_errors=True)
 
 
 def _flush(path: Path) -> None:

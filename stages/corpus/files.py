@@ -82,7 +82,8 @@ def read_texts(file: DataFile, text_field: str) -> Iterator[str | Bad]:
 
 def _open(file: DataFile) -> IO[bytes]:
     if file.compression == "gzip":
-        return gzip.open(file.path, "rb")
+        unpacked: IO[bytes] = gzip.open(file.path, "rb")  # type: ignore[assignment]  # noqa: SIM115
+        return unpacked
     stream: Any = pa.input_stream(file.path, compression=file.compression)
     return stream  # type: ignore[no-any-return]
 

@@ -59,7 +59,9 @@ def run(context: StageContext) -> StageResult:
 def _read(context: StageContext, params: CorpusParams, units: tuple[Unit, ...]) -> list[Path]:
     """Every unit's part, in the order of their keys; finished ones are taken as they are."""
     rules = PartRules.of(params)
-    jobs = [(unit, rules, context.work) for unit in units]
+    # Two files of the same bytes are one job; its part is then read twice.
+    distinct = {part_key(unit, rules): unit for unit in units}
+    jobs = [(unit, rules, context.work) for unit in distinct.values()]
     context.progress("read", 0, len(jobs))
     for done in each(_read_unit, jobs, params.workers):
         context.progress("read", done, len(jobs))
@@ -106,7 +108,7 @@ def _decide(
 def _perplexity_key(params: CorpusParams, parts: list[Path]) -> str:
     """All that bears on which reference text is clean, and on which texts are scored."""
     names = sorted(part.name for part in parts)
-    return sha256_of([names, params.cleaning.model_dump(), params.dedup.exact])
+    return str(sha256_of([names, params.cleaning.model_dump(), params.dedup.exact]))
 
 
 def _contamination(

@@ -175,8 +175,10 @@ def reject(pair: Instruction, kind: str, mates: Sequence[str]) -> str | None:
         return _repeated(words, draw)
     if not mates:
         return None
-    other = draw.choice(mates)
-    return other if kind == "other" else _spliced(words, other.split())
+    if kind == "other":
+        return draw.choice(mates)
+    spliced = (_spliced(words, mate.split()) for mate in draw.sample(mates, len(mates)))
+    return next((text for text in spliced if text and text != pair.response), None)
 
 
 def _shuffled(words: list[str], draw: random.Random) -> str | None:

@@ -102,7 +102,7 @@ def part_key(unit: Unit, rules: PartRules) -> str:
     ]  # fmt: skip
     if unit.data is not None:
         described += [unit.data.format, unit.data.compression]
-    return sha256_of(described)[:32]
+    return str(sha256_of(described))[:32]
 
 
 def write_part(unit: Unit, rules: PartRules, folder: Path) -> None:

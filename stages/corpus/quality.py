@@ -10,42 +10,12 @@ from trainwright.stages.corpus.text import unsegmented_characters
 
 STOP_WORDS = frozenset(
     (
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "can",
-        "for",
-        "from",
-        "has",
-        "have",
-        "if",
-        "in",
-        "is",
-        "it",
-        "may",
-        "must",
-        "not",
-        "of",
-        "on",
-        "or",
-        "should",
-        "that",
-        "the",
-        "this",
-        "to",
-        "use",
-        "used",
-        "when",
-        "which",
-        "will",
-        "with",
-    )  # fmt: skip
-)
+        "a", "an", "and", "are", "as", "at", "be", "by", "can", "for",
+        "from", "has", "have", "if", "in", "is", "it", "may", "must", "not",
+        "of", "on", "or", "should", "that", "the", "this", "to", "use", "used",
+        "when", "which", "will", "with",
+    )
+)  # fmt: skip
 """English function words; a text in sentences has several, a table or a listing few."""
 
 _MARKUP = re.compile(
@@ -70,7 +40,7 @@ def score(text: str, tokens: list[str]) -> dict[str, float]:
     spaced = text.split()
     stripped = [word.strip(_EDGES) for word in spaced]
     letters = sum(map(str.isalpha, stripped))
-    lines = text.split("\n")
+    lines = [line for line in text.split("\n") if line.strip()]
     visible = max(1, sum(map(len, spaced)))
     alnum = sum(map(str.isalnum, text))
     return {
@@ -81,7 +51,7 @@ def score(text: str, tokens: list[str]) -> dict[str, float]:
         "symbol_share": (visible - alnum) / visible,
         "digit_share": sum(map(str.isdigit, text)) / visible,
         "markup_share": sum(map(len, _MARKUP.findall(text))) / size,
-        "bullet_lines": sum(bool(_BULLET.match(line)) for line in lines) / len(lines),
+        "bullet_lines": sum(bool(_BULLET.match(line)) for line in lines) / max(1, len(lines)),
         "stop_words": float(len(STOP_WORDS.intersection(tokens))),
         "repetition": repetition(tokens),
         "top_bigram": top_bigram(tokens),

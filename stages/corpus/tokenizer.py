@@ -14,13 +14,19 @@ USER, ASSISTANT, END = "<|user|>", "<|assistant|>", "<|end|>"
 SPECIAL_TOKENS = (PAD, BOS, EOS, USER, ASSISTANT, END)
 """Their ids are 0 to 5."""
 
+# Text that spells a special token is broken up with a space, so that a message cannot end its turn or
+# speak for somebody else, whoever renders the chat.
+_CONTENT = "message['content']" + "".join(
+    f" | replace('{token}', '< {token[1:]}')" for token in SPECIAL_TOKENS
+)
+
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{% if message['role'] == 'user' %}<|user|>"
     "{% elif message['role'] == 'assistant' %}<|assistant|>"
     "{% else %}{{ raise_exception('a message has the role ' ~ message['role'] "
     "~ '; this template knows user and assistant') }}{% endif %}"
-    "{{ message['content'] }}<|end|>"
+    "{{ " + _CONTENT + " }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
