@@ -15,11 +15,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import settings
+from trainwright.stages.artifact import FileEntry, Manifest, content_digest
+from trainwright.stages.contract import StageResult, utcnow
 from trainwright.stages.store import Store, open_store
 
 _PR_SET_PDEATHSIG = 1
+
+# The same examples in every run, no folder in the tree, and no assertion about time.
+settings.register_profile("house", database=None, deadline=None, derandomize=True)
+settings.load_profile("house")
 
 
 @dataclass(frozen=True)
@@ -157,3 +165,45 @@ def spoil(store: Store) -> Callable[[str, bytes], None]:
         client.put_object(Bucket=bucket, Key=full, Body=data, Metadata=metadata)
 
     return spoil_object
+
+
+@pytest.fixture
+def manifest_of() -> Callable[..., Manifest]:
+    """A manifest over uploaded files."""
+
+    def make(files: list[FileEntry], **fields: object) -> Manifest:
+        values: dict[str, Any] = {
+            "program": "corpus",
+            "step": "corpus",
+            "run_id": "run-1",
+            "fingerprint": "f" * 64,
+            "identity": {"program": "corpus"},
+            "params": {},
+            "inputs": {},
+            "external": {},
+            "files": files,
+            "content": content_digest(files),
+            "result": StageResult(metrics={"loss": 1.5}),
+            "code_version": "0",
+            "environment": {},
+            "started_at": utcnow(),
+            "ended_at": utcnow(),
+        }
+        return Manifest(**{**values, **fields})
+
+    return make
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> Callable[..., Path]:
+    """A new folder as a stage leaves it, with the given files."""
+
+    def make(**files: bytes) -> Path:
+        folder = tmp_path / "outputs" / uuid.uuid4().hex
+        for name, data in (files or {"a": b"alpha", "b": b"beta"}).items():
+            path = folder / "deep" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        return folder
+
+    return make
