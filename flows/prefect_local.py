@@ -51,10 +51,22 @@ def prefect_api(place: Settings) -> Iterator[str]:
     try:
         yield url
     finally:
+        _send_the_rest()
         os.environ.pop(OWN_SERVER_PID, None)
         os.environ.pop("PREFECT_API_URL", None)
         end_tree(process.pid, grace=10.0)
         process.wait()
+
+
+def _send_the_rest() -> None:
+    """Send queued logs and events while the server lives: at exit, Prefect would wait for it in vain."""
+    if "prefect.logging.handlers" not in sys.modules:
+        return
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+
+    for worker in (APILogWorker, EventsWorker):
+        worker.drain_all(timeout=10)
 
 
 def _start(place: Settings) -> tuple[subprocess.Popen[bytes], str]:
