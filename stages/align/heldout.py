@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from trainwright.stages.align import estimators
 from trainwright.stages.align.ppo import Prompts, Tokens, draw, score
 from trainwright.stages.align.rollout import answer_logits, lay_out, logprobs_of
-from trainwright.stages.instruct.sampler import Sampling
+from trainwright.stages.model.sampler import Sampling
 
 
 @dataclass(frozen=True)

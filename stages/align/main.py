@@ -24,7 +24,7 @@ from trainwright.stages.align.reward_training import (
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError, Sample, StageResult
 from trainwright.stages.instruct.chat import ChatFormat
-from trainwright.stages.instruct.folder import (
+from trainwright.stages.model.folder import (
     check_fit,
     end_answers_at,
     load_causal,
@@ -35,7 +35,7 @@ from trainwright.stages.instruct.folder import (
     use_threads,
 )
 from trainwright.stages.instruct.pairs import Instruction, Preference, read_rows
-from trainwright.stages.instruct.sampler import Sampling
+from trainwright.stages.model.sampler import Sampling
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from trainwright.stages.align.rollout import (
 from trainwright.stages.context import StageContext
 from trainwright.stages.instruct.loop import check_finite
 from trainwright.stages.instruct.packing import permutation
-from trainwright.stages.instruct.sampler import Sampling, generate
-from trainwright.stages.instruct.snapshot import Snapshots, State
+from trainwright.stages.model.sampler import Sampling, generate
+from trainwright.stages.model.snapshot import Snapshots, State
 
 Prompts = Sequence[Sequence[int]]
 

@@ -9,39 +9,44 @@ import torch
 from transformers import PreTrainedModel
 
 from trainwright.stages.align.baselines import by_kind, length, outcome, outcomes, overlap
+from trainwright.stages.align.branches import Group, branch_rewards, lay_side_by_side
 from trainwright.stages.align.losses import bradley_terry, centering
 from trainwright.stages.align.params import RewardParams
-from trainwright.stages.align.reward import pad_right, reward_at_end, rewards_of
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError
 from trainwright.stages.instruct.chat import ChatFormat
 from trainwright.stages.instruct.loop import check_finite
 from trainwright.stages.instruct.packing import permutation
 from trainwright.stages.instruct.pairs import Preference
-from trainwright.stages.instruct.schedule import set_rate, warmup_cosine
-from trainwright.stages.instruct.snapshot import Snapshots, State
+from trainwright.stages.model.schedule import set_rate, warmup_cosine
+from trainwright.stages.model.snapshot import Snapshots, State
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A preference as token ids, each answer after its prompt, closed with the end token."""
+    """A preference, and its question with the better and the worse answer as token ids."""
 
     row: Preference
-    chosen: list[int]
-    rejected: list[int]
+    group: Group
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the question with the longer answer."""
+        return len(self.group.prompt) + max(map(len, self.group.answers))
 
 
 def encode_pairs(
     chat: ChatFormat, rows: Sequence[Preference], longest: int
 ) -> tuple[list[Pair], int]:
     """The pairs whose both sides have at most `longest` tokens, and how many were longer."""
-    pairs = []
-    for row in rows:
-        prompt = chat.prompt(row.prompt)
-        pairs.append(
-            Pair(row, prompt + chat.answer(row.chosen), prompt + chat.answer(row.rejected))
+    pairs = [
+        Pair(
+            row,
+            Group(chat.prompt(row.prompt), [chat.answer(row.chosen), chat.answer(row.rejected)]),
         )
-    kept = [pair for pair in pairs if max(len(pair.chosen), len(pair.rejected)) <= longest]
+        for row in rows
+    ]
+    kept = [pair for pair in pairs if pair.longest <= longest]
     if not kept:
         raise DataError(
             f"no preference pair fits into {longest} tokens: raise reward.max_tokens "
@@ -68,6 +73,16 @@ class PairOrder:
         if getattr(self, "_epoch", None) != epoch:
             self._epoch, self._permutation = epoch, permutation(self._count, self._seed, epoch)
         return self._permutation
+
+
+def pair_rewards(
+    model: PreTrainedModel, pairs: Sequence[Pair]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rewards of the better and of the worse answers; float [n] each."""
+    device = next(model.parameters()).device
+    branches = lay_side_by_side([pair.group for pair in pairs], device)
+    found = branch_rewards(model, branches).view(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 @dataclass
@@ -110,9 +125,7 @@ class RewardTuner:
         return total / len(pairs), right / len(pairs)
 
     def _forward(self, pairs: Sequence[Pair]) -> tuple[torch.Tensor, float]:
-        device = next(self.model.parameters()).device
-        sequences = [pair.chosen for pair in pairs] + [pair.rejected for pair in pairs]
-        chosen, rejected = reward_at_end(self.model, *pad_right(sequences, device)).chunk(2)
+        chosen, rejected = pair_rewards(self.model, pairs)
         loss = bradley_terry(chosen, rejected)
         loss = loss + self.params.centering * centering(chosen, rejected)
         return loss, float((chosen > rejected).sum())
@@ -152,8 +165,9 @@ class Accuracy:
 
 def measure_accuracy(model: PreTrainedModel, pairs: Sequence[Pair]) -> Accuracy:
     """Accuracy on held-out pairs; ties count half."""
-    chosen = rewards_of(model, [pair.chosen for pair in pairs]).tolist()
-    rejected = rewards_of(model, [pair.rejected for pair in pairs]).tolist()
+    with torch.no_grad():
+        parts = [pair_rewards(model, pairs[at : at + 32]) for at in range(0, len(pairs), 32)]
+    chosen, rejected = (torch.cat(side).tolist() for side in zip(*parts, strict=True))
     rows = [pair.row for pair in pairs]
     found = {
         "reward_model": [outcome(c, r) for c, r in zip(chosen, rejected, strict=True)],

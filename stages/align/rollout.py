@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from trainwright.stages.align.estimators import length_mask
-from trainwright.stages.instruct.sampler import pad_left, positions_of
+from trainwright.stages.model.sampler import pad_left, positions_of
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from trainwright.stages.instruct.loss import answer_nll
 from trainwright.stages.instruct.lora import trainable
 from trainwright.stages.instruct.packing import PackedBatch, PackedOrder
 from trainwright.stages.instruct.params import InstructParams
-from trainwright.stages.instruct.schedule import set_rate, warmup_cosine
-from trainwright.stages.instruct.snapshot import Snapshots, State
+from trainwright.stages.model.schedule import set_rate, warmup_cosine
+from trainwright.stages.model.snapshot import Snapshots, State
 
 
 @dataclass

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import Sample, StageResult
 from trainwright.stages.instruct.chat import ChatFormat, Rendered
-from trainwright.stages.instruct.folder import (
+from trainwright.stages.model.folder import (
     check_fit,
     end_answers_at,
     load_causal,
@@ -27,7 +27,7 @@ from trainwright.stages.instruct.lora import add_adapters, merge, save_adapter, 
 from trainwright.stages.instruct.packing import PackedOrder
 from trainwright.stages.instruct.pairs import Instruction, read_rows, render
 from trainwright.stages.instruct.params import InstructParams
-from trainwright.stages.instruct.sampler import Sampling, generate
+from trainwright.stages.model.sampler import Sampling, generate
 
 
 @dataclass(frozen=True)

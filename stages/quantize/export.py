@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
-from trainwright.stages.instruct.folder import copy_tokenizer, drop_origin
+from trainwright.stages.model.folder import copy_tokenizer, drop_origin
 from trainwright.stages.quantize.fake import FakeQuantLinear
 
 

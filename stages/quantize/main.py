@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError, GateError, Sample, StageResult
 from trainwright.stages.instruct.chat import ChatFormat
-from trainwright.stages.instruct.folder import (
+from trainwright.stages.model.folder import (
     check_fit,
     load_causal,
     load_tokenizer,
@@ -23,12 +23,12 @@ from trainwright.stages.instruct.folder import (
 )
 from trainwright.stages.instruct.packing import PackedOrder
 from trainwright.stages.instruct.pairs import Instruction, read_rows, render
-from trainwright.stages.instruct.sampler import Sampling, generate
+from trainwright.stages.model.sampler import Sampling, generate
 from trainwright.stages.quantize.export import export, weight_bytes
 from trainwright.stages.quantize.fake import with_fake_quantization
 from trainwright.stages.quantize.params import QuantizeParams
-from trainwright.stages.quantize.perplexity import perplexity
-from trainwright.stages.quantize.tokens import Split
+from trainwright.stages.model.perplexity import perplexity
+from trainwright.stages.model.tokens import Split
 from trainwright.stages.quantize.training import Distiller, Rows, chat_rows_of, distil
 
 LARGEST_DIFFERENCE = 1e-4

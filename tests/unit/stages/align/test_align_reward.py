@@ -4,6 +4,7 @@ from posttrain import make_tokenizer, save_model
 from transformers import AutoModelForSequenceClassification
 
 from trainwright.stages.align.baselines import by_kind, length, outcome, outcomes, overlap
+from trainwright.stages.align.branches import Group, branch_rewards, lay_side_by_side
 from trainwright.stages.align.reward import new_reward_model, pad_right, reward_at_end, rewards_of
 from trainwright.stages.align.reward_training import PairOrder, encode_pairs
 from trainwright.stages.contract import DataError
@@ -46,6 +47,31 @@ def test_a_padding_token_that_ends_answers_too_does_no_harm(model):
         assert torch.equal(reward_at_end(model, ids, lengths), expected)
     finally:
         model.config.pad_token_id = before
+
+
+def test_answers_side_by_side_have_the_rewards_they_have_alone(model):
+    rng = torch.Generator().manual_seed(0)
+
+    def some(n):
+        return torch.randint(6, 60, (n,), generator=rng).tolist()
+
+    groups = [Group([1, *some(40)], [[*some(n), 5], [*some(2 * n), 5]]) for n in range(1, 12)]
+    branches = lay_side_by_side(groups, CPU)
+    assert 1 < len(branches.ids) < len(groups)
+    found = branch_rewards(model, branches)
+    alone = rewards_of(model, [g.prompt + a for g in groups for a in g.answers], batch=1)
+    assert torch.allclose(found, alone, atol=1e-6)
+    assert len(set(found.tolist())) == 22
+
+
+def test_an_answer_does_not_see_the_other(model):
+    def rewards(other):
+        groups = [Group([1, 8], [[9, 5], other]), Group([1, 7], [[9, 5], [9, 5]])]
+        return branch_rewards(model, lay_side_by_side(groups, CPU))
+
+    one, two = rewards([20, 5]), rewards([30, 5])
+    assert torch.equal(one[[0, 2, 3]], two[[0, 2, 3]])
+    assert one[1] != two[1]
 
 
 def test_the_saved_model_is_a_sequence_classifier_with_the_same_rewards(model, tmp_path):
@@ -102,7 +128,8 @@ def test_both_sides_share_the_prompt_and_close_with_the_end_token():
     )
     assert left_out == 1
     prompt = chat.prompt("read")
-    for ids, text in ((pairs[0].chosen, "the file"), (pairs[0].rejected, "a b c")):
-        assert ids == prompt + chat.content(text) + [chat.end_id]
+    assert pairs[0].group.prompt == prompt
+    for ids, text in zip(pairs[0].group.answers, ("the file", "a b c"), strict=True):
+        assert ids == chat.content(text) + [chat.end_id]
     with pytest.raises(DataError, match="no preference pair fits into 3 tokens"):
         encode_pairs(chat, [row("read", "the file", "a")], longest=3)

@@ -20,8 +20,14 @@ PARAMS = AlignParams(
         steps=40, batch_pairs=8, micro_pairs=4, max_tokens=100, learning_rate=5e-3, warmup_steps=3
     ),
     ppo=PpoParams(
-        iterations=5, rollout_prompts=8, minibatch=8, micro_batch=4, prompt_tokens=64,
-        answer_tokens=10, warmup_iterations=1, learning_rate=1e-3,
+        iterations=5,
+        rollout_prompts=8,
+        minibatch=8,
+        micro_batch=4,
+        prompt_tokens=64,
+        answer_tokens=10,
+        warmup_iterations=1,
+        learning_rate=1e-3,
     ),
     heldout_prompts=12,
     samples=2,
@@ -54,8 +60,12 @@ def straight(tmp_path_factory, inputs):
 def test_both_models_load_elsewhere_and_all_figures_are_there(straight):
     result, _, out = straight
     assert set(result.metrics) == {
-        "rm_accuracy", "baseline_word_overlap", "baseline_longer", "reward_before",
-        "reward_after", "kl",
+        "rm_accuracy",
+        "baseline_word_overlap",
+        "baseline_longer",
+        "reward_before",
+        "reward_after",
+        "kl",
     }
     assert AutoTokenizer.from_pretrained(out / "model").chat_template
     assert AutoModelForCausalLM.from_pretrained(out / "model").dtype == torch.float32
@@ -65,7 +75,10 @@ def test_both_models_load_elsewhere_and_all_figures_are_there(straight):
     assert result.metrics["kl"] > 0
     assert len(result.summary["history"]) == 5
     assert {row["kind"] for row in result.summary["rm_accuracy_by_kind"]} == {
-        "other", "shuffled", "repeated", "spliced",
+        "other",
+        "shuffled",
+        "repeated",
+        "spliced",
     }
 
 

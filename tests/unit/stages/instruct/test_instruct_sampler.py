@@ -2,7 +2,7 @@ import pytest
 import torch
 from posttrain import make_model
 
-from trainwright.stages.instruct.sampler import Sampling, choose, generate, uniforms
+from trainwright.stages.model.sampler import Sampling, choose, generate, uniforms
 
 PROMPTS = [[1, 7, 8], [1, 9, 10, 11, 12, 13, 14, 15], [1], [1, 60, 61, 62, 63]]
 

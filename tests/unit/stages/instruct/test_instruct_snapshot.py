@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainwright.stages.instruct.snapshot import Snapshots
+from trainwright.stages.model.snapshot import Snapshots
 
 
 def test_the_newest_snapshot_comes_back_bitwise(tmp_path):

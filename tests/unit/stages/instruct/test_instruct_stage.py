@@ -11,8 +11,8 @@ from trainwright.stages.contract import DataError, UsageError
 from trainwright.stages.instruct import loop
 from trainwright.stages.instruct.main import run
 from trainwright.stages.instruct.params import InstructParams, LoraParams
-from trainwright.stages.instruct.schedule import warmup_cosine
-from trainwright.stages.instruct.snapshot import Snapshots
+from trainwright.stages.model.schedule import warmup_cosine
+from trainwright.stages.model.snapshot import Snapshots
 
 PARAMS = InstructParams(
     steps=24,
