@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
-
 from trainwright.stages.instruct.packing import pack
+from transformers import PreTrainedModel
 
 _ROW = 256
 """Tokens that a row is filled up to; a longer group has a row of its own."""

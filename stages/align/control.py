@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
-
 from trainwright.stages.align.params import KlControl, KlParams
 
 

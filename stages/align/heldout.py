@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
-
 from trainwright.stages.align import estimators
 from trainwright.stages.align.ppo import Prompts, Tokens, draw, score
 from trainwright.stages.align.rollout import answer_logits, lay_out, logprobs_of
 from trainwright.stages.model.sampler import Sampling
+from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
-
 from trainwright.stages.align.heldout import Judged, judge, kl_to_reference, paired_error
 from trainwright.stages.align.params import AlignParams
 from trainwright.stages.align.ppo import Models, Tokens, Trainer, optimize
@@ -24,6 +22,7 @@ from trainwright.stages.align.reward_training import (
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError, Sample, StageResult
 from trainwright.stages.instruct.chat import ChatFormat
+from trainwright.stages.instruct.pairs import Instruction, Preference, read_rows
 from trainwright.stages.model.folder import (
     check_fit,
     end_answers_at,
@@ -34,8 +33,8 @@ from trainwright.stages.model.folder import (
     save_folder,
     use_threads,
 )
-from trainwright.stages.instruct.pairs import Instruction, Preference, read_rows
 from trainwright.stages.model.sampler import Sampling
+from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _optimize(
     before = _judge(setup, reference, reward, heldout)
     models = Models(policy=policy, values=values, reference=reference, reward=reward)
     trainer = Trainer(models, setup.params.ppo, setup.tokens, setup.params.seed)
-    history = optimize(context, trainer, learnt.ids)
+    history = optimize(context, trainer, learnt.ids, setup.params.snapshot_iterations)
     context.progress("held-out prompts after")
     after = _judge(setup, policy, reward, heldout)
     kl = kl_to_reference(policy, reference, heldout.ids, after.answers, pad_id=setup.tokens.pad)

@@ -6,7 +6,6 @@ from enum import StrEnum
 from typing import Self
 
 from pydantic import Field, model_validator
-
 from trainwright.stages.contract import Params, Strict, runtime
 
 
@@ -67,7 +66,7 @@ class KlParams(Strict):
         description="fixed, or adaptive: the coefficient follows the KL towards its target",
     )
     coefficient: float = Field(
-        0.1, ge=0, le=100, description="First (or fixed) weight of the KL in the reward"
+        0.05, ge=0, le=100, description="First (or fixed) weight of the KL in the reward"
     )
     target: float = Field(
         6.0, gt=0, description="KL to keep near, in nats an answer (adaptive control alone)"
@@ -86,15 +85,15 @@ class PpoParams(Strict):
         30, ge=1, le=1_000_000, description="Rollouts, each learnt from at once"
     )
     rollout_prompts: int = Field(32, ge=1, le=65536, description="Answers in a rollout")
-    epochs: int = Field(2, ge=1, le=100, description="Passes over a rollout")
+    epochs: int = Field(1, ge=1, le=100, description="Passes over a rollout")
     minibatch: int = Field(16, ge=1, description="Answers in an optimizer step")
     micro_batch: int = Field(16, ge=1, description="Answers in one forward pass")
     prompt_tokens: int = Field(
-        128, ge=1, description="Longest prompt, in tokens; a longer one is left out and counted"
+        80, ge=1, description="Longest prompt, in tokens; a longer one is left out and counted"
     )
-    answer_tokens: int = Field(40, ge=1, description="Longest answer, in tokens")
+    answer_tokens: int = Field(32, ge=1, description="Longest answer, in tokens")
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature of rollouts")
-    learning_rate: float = Field(1e-4, gt=0, le=1, description="Learning rate of the policy")
+    learning_rate: float = Field(3e-4, gt=0, le=1, description="Learning rate of the policy")
     value_learning_rate: float = Field(3e-4, gt=0, le=1, description="Learning rate of the values")
     warmup_iterations: int = Field(
         2, ge=0, description="First iterations in which the values learn and the policy does not"
@@ -144,9 +143,8 @@ class AlignParams(Params):
         96, ge=2, description="Held-out prompts on which the reward is measured before and after"
     )
     samples: int = Field(4, ge=0, le=1000, description="Held-out prompts completed for the report")
-    snapshot_every: int = runtime(
-        50, "Reward-model steps between two snapshots; PPO takes one an iteration", ge=1
-    )
+    snapshot_every: int = runtime(50, "Reward-model steps between two snapshots", ge=1)
+    snapshot_iterations: int = runtime(1, "PPO iterations between two snapshots", ge=1)
     threads: int = runtime(0, "CPU threads; 0 takes all cores", ge=0)
 
     @model_validator(mode="after")

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
-
 from trainwright.stages.align import estimators, losses
 from trainwright.stages.align.control import KlCoefficient, RewardScale
 from trainwright.stages.align.params import PpoParams
@@ -25,6 +23,7 @@ from trainwright.stages.instruct.loop import check_finite
 from trainwright.stages.instruct.packing import permutation
 from trainwright.stages.model.sampler import Sampling, generate
 from trainwright.stages.model.snapshot import Snapshots, State
+from transformers import PreTrainedModel
 
 Prompts = Sequence[Sequence[int]]
 
@@ -261,8 +260,10 @@ def prompts_of(prompts: Prompts, number: int, size: int, seed: int) -> Prompts:
     return taken
 
 
-def optimize(context: StageContext, trainer: Trainer, prompts: Prompts) -> list[dict[str, Any]]:
-    """Run the remaining iterations, a snapshot after each; the figures of all of them."""
+def optimize(
+    context: StageContext, trainer: Trainer, prompts: Prompts, every: int
+) -> list[dict[str, Any]]:
+    """Run the remaining iterations, a snapshot after `every` of them; the figures of all."""
     params = trainer.params
     snapshots = Snapshots(context.work / "ppo")
     first, history = 0, []
@@ -277,5 +278,6 @@ def optimize(context: StageContext, trainer: Trainer, prompts: Prompts) -> list[
         history.append({"iteration": done, **figures})
         context.progress("ppo", done, params.iterations, reward=figures["reward"], kl=figures["kl"])
         context.tracker.log(figures, done)
-        snapshots.save(done, {**trainer.state(), "history": history})
+        if done % every == 0 or done == params.iterations:
+            snapshots.save(done, {**trainer.state(), "history": history})
     return history

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
-
 from trainwright.stages.align.baselines import by_kind, length, outcome, outcomes, overlap
 from trainwright.stages.align.branches import Group, branch_rewards, lay_side_by_side
 from trainwright.stages.align.losses import bradley_terry, centering
@@ -20,6 +18,7 @@ from trainwright.stages.instruct.packing import permutation
 from trainwright.stages.instruct.pairs import Preference
 from trainwright.stages.model.schedule import set_rate, warmup_cosine
 from trainwright.stages.model.snapshot import Snapshots, State
+from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)

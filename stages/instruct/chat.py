@@ -6,6 +6,7 @@ so no content can end a turn, open another or speak for somebody else.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -96,7 +97,7 @@ class ChatFormat:
             if len(name) > 1 and text.startswith(name, at)
         }
         edges = [0, *sorted(cuts), len(text)]
-        return [text[a:b] for a, b in zip(edges, edges[1:], strict=False) if a < b]
+        return [text[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
     @cached_property
     def _control_ids(self) -> set[int]:

@@ -7,11 +7,10 @@ import time
 from dataclasses import dataclass
 
 import torch
-
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError
-from trainwright.stages.instruct.loss import answer_nll
 from trainwright.stages.instruct.lora import trainable
+from trainwright.stages.instruct.loss import answer_nll
 from trainwright.stages.instruct.packing import PackedBatch, PackedOrder
 from trainwright.stages.instruct.params import InstructParams
 from trainwright.stages.model.schedule import set_rate, warmup_cosine

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import PreTrainedModel
-
 from trainwright.stages.instruct.params import LoraParams
+from transformers import PreTrainedModel
 
 
 def add_adapters(

@@ -6,11 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
-
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import Sample, StageResult
 from trainwright.stages.instruct.chat import ChatFormat, Rendered
+from trainwright.stages.instruct.loop import Tuner, train
+from trainwright.stages.instruct.lora import add_adapters, merge, save_adapter, trainable
+from trainwright.stages.instruct.loss import mean_answer_loss
+from trainwright.stages.instruct.packing import PackedOrder
+from trainwright.stages.instruct.pairs import Instruction, read_rows, render
+from trainwright.stages.instruct.params import InstructParams
 from trainwright.stages.model.folder import (
     check_fit,
     end_answers_at,
@@ -21,13 +25,8 @@ from trainwright.stages.model.folder import (
     save_folder,
     use_threads,
 )
-from trainwright.stages.instruct.loop import Tuner, train
-from trainwright.stages.instruct.loss import mean_answer_loss
-from trainwright.stages.instruct.lora import add_adapters, merge, save_adapter, trainable
-from trainwright.stages.instruct.packing import PackedOrder
-from trainwright.stages.instruct.pairs import Instruction, read_rows, render
-from trainwright.stages.instruct.params import InstructParams
 from trainwright.stages.model.sampler import Sampling, generate
+from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
-
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError, GateError, Sample, StageResult
 from trainwright.stages.instruct.chat import ChatFormat
+from trainwright.stages.instruct.packing import PackedOrder
+from trainwright.stages.instruct.pairs import Instruction, read_rows, render
 from trainwright.stages.model.folder import (
     check_fit,
     load_causal,
@@ -21,15 +21,14 @@ from trainwright.stages.model.folder import (
     quiet,
     use_threads,
 )
-from trainwright.stages.instruct.packing import PackedOrder
-from trainwright.stages.instruct.pairs import Instruction, read_rows, render
+from trainwright.stages.model.perplexity import perplexity
 from trainwright.stages.model.sampler import Sampling, generate
+from trainwright.stages.model.tokens import Split
 from trainwright.stages.quantize.export import export, weight_bytes
 from trainwright.stages.quantize.fake import with_fake_quantization
 from trainwright.stages.quantize.params import QuantizeParams
-from trainwright.stages.model.perplexity import perplexity
-from trainwright.stages.model.tokens import Split
 from trainwright.stages.quantize.training import Distiller, Rows, chat_rows_of, distil
+from transformers import PreTrainedModel
 
 LARGEST_DIFFERENCE = 1e-4
 """Of the export's logits from the trained model's: more is another model, not rounding."""

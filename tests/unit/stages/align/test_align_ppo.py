@@ -3,7 +3,6 @@ import copy
 import pytest
 import torch
 from posttrain import make_model
-
 from trainwright.stages.align import estimators, losses
 from trainwright.stages.align.control import KlCoefficient, RewardScale
 from trainwright.stages.align.heldout import distinct, distinct_within, kl_to_reference

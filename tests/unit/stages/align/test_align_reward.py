@@ -1,8 +1,6 @@
 import pytest
 import torch
 from posttrain import make_tokenizer, save_model
-from transformers import AutoModelForSequenceClassification
-
 from trainwright.stages.align.baselines import by_kind, length, outcome, outcomes, overlap
 from trainwright.stages.align.branches import Group, branch_rewards, lay_side_by_side
 from trainwright.stages.align.reward import new_reward_model, pad_right, reward_at_end, rewards_of
@@ -10,6 +8,7 @@ from trainwright.stages.align.reward_training import PairOrder, encode_pairs
 from trainwright.stages.contract import DataError
 from trainwright.stages.instruct.chat import ChatFormat
 from trainwright.stages.instruct.pairs import Preference
+from transformers import AutoModelForSequenceClassification
 
 CPU = torch.device("cpu")
 SEQUENCES = [[1, 9, 10, 5], [1, 9, 5, 11, 12, 5], [1, 5], [1, 30, 31, 32, 33, 34, 35, 5]]
@@ -130,6 +129,6 @@ def test_both_sides_share_the_prompt_and_close_with_the_end_token():
     prompt = chat.prompt("read")
     assert pairs[0].group.prompt == prompt
     for ids, text in zip(pairs[0].group.answers, ("the file", "a b c"), strict=True):
-        assert ids == chat.content(text) + [chat.end_id]
+        assert ids == [*chat.content(text), chat.end_id]
     with pytest.raises(DataError, match="no preference pair fits into 3 tokens"):
         encode_pairs(chat, [row("read", "the file", "a")], longest=3)

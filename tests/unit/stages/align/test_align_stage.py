@@ -4,16 +4,15 @@ import pytest
 import torch
 from posttrain import make_context, make_model, make_tokenizer, save_corpus, save_model
 from pydantic import ValidationError
+from trainwright.stages.align import ppo, reward_training
+from trainwright.stages.align.main import run
+from trainwright.stages.align.params import AlignParams, PpoParams, RewardParams
+from trainwright.stages.contract import DataError, UsageError
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
-
-from trainwright.stages.align import ppo, reward_training
-from trainwright.stages.align.main import run
-from trainwright.stages.align.params import AlignParams, PpoParams, RewardParams
-from trainwright.stages.contract import DataError, UsageError
 
 PARAMS = AlignParams(
     reward=RewardParams(
@@ -32,6 +31,7 @@ PARAMS = AlignParams(
     heldout_prompts=12,
     samples=2,
     snapshot_every=7,
+    snapshot_iterations=2,
     threads=1,
 )
 
@@ -157,6 +157,13 @@ def test_prompts_that_are_all_too_long_are_refused(tmp_path, inputs):
     params = PARAMS.model_copy(update={"ppo": PARAMS.ppo.model_copy(update={"prompt_tokens": 4})})
     with pytest.raises(DataError, match="no prompt of at most 4 tokens"):
         run(make_context(tmp_path, "align", params, inputs))
+
+
+def test_intervals_and_threads_do_not_bear_on_the_output():
+    changed = PARAMS.model_copy(
+        update={"threads": 7, "snapshot_every": 1, "snapshot_iterations": 9}
+    )
+    assert changed.identity() == PARAMS.identity()
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import Params, StageSpec
 from trainwright.stages.progress import Progress
 from trainwright.stages.tracking import Tracker
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SPECIAL = ["<|pad|>", "<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|end|>"]
 TEMPLATE = (
@@ -24,8 +23,38 @@ TEMPLATE = (
     "{{ message['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-NOUNS = "file path list name value string token table stream error index field cache record".split()
-VERBS = "return write read open close split join parse count sort check move copy find".split()
+NOUNS = [
+    "file",
+    "path",
+    "list",
+    "name",
+    "value",
+    "string",
+    "token",
+    "table",
+    "stream",
+    "error",
+    "index",
+    "field",
+    "cache",
+    "record",
+]
+VERBS = [
+    "return",
+    "write",
+    "read",
+    "open",
+    "close",
+    "split",
+    "join",
+    "parse",
+    "count",
+    "sort",
+    "check",
+    "move",
+    "copy",
+    "find",
+]
 
 
 def sentence(rng: random.Random) -> str:

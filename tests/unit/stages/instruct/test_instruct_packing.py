@@ -2,7 +2,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from posttrain import make_model
-
 from trainwright.stages.instruct.chat import Rendered
 from trainwright.stages.instruct.loss import answer_nll, mean_answer_loss
 from trainwright.stages.instruct.packing import PackedOrder, collate, pack

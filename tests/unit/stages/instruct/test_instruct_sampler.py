@@ -1,7 +1,6 @@
 import pytest
 import torch
 from posttrain import make_model
-
 from trainwright.stages.model.sampler import Sampling, choose, generate, uniforms
 
 PROMPTS = [[1, 7, 8], [1, 9, 10, 11, 12, 13, 14, 15], [1], [1, 60, 61, 62, 63]]

@@ -1,6 +1,5 @@
 import pytest
 import torch
-
 from trainwright.stages.model.snapshot import Snapshots
 
 
