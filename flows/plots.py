@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Plot:
         import matplotlib
         from matplotlib.figure import Figure
 
-        style = {
+        style: dict[Any, Any] = {
             "svg.fonttype": "none", "svg.hashsalt": self.name, "font.size": 9.5,
             "font.family": "sans-serif", "text.parse_math": False, "text.color": INK,
             "axes.labelcolor": INK, "axes.edgecolor": GRID, "xtick.color": INK,
@@ -210,7 +211,7 @@ def histogram_plot(histogram: Any) -> Plot | None:
     names = {"kept": "kept", "low": "cut: too predictable", "high": "cut: too surprising"}
 
     def draw(axes: Axes) -> None:
-        widths = [right - left for left, right in zip(places, places[1:], strict=False)]
+        widths = [right - left for left, right in pairwise(places)]
         floor = [0.0] * bins
         for name, colour in parts:
             if name in counts:

@@ -35,6 +35,8 @@ _VERDICT_COLOURS = {True: "green", False: "bold red", None: "yellow"}
 _WIDE = 132
 """From this width on, artifacts stand in the table; else below it."""
 
+_SAMPLE = ("prompt", "before", "after")
+
 Links = dict[str, str]
 """`prefect` and `mlflow`: URLs of this run's pages; absent where no server is up."""
 
@@ -51,7 +53,7 @@ def printable(text: str) -> str:
 
 def outcome(record: StageRecord) -> str:
     """`reused`, `ran`, `ran (2 tries)`, `failed (3 tries)`, `running`."""
-    word = "ran" if record.state is StageState.COMPLETED else record.state.value
+    word = "ran" if record.state is StageState.COMPLETED else str(record.state.value)
     return f"{word} ({record.attempts} tries)" if record.attempts > 1 else word
 
 
@@ -167,7 +169,7 @@ def print_summary(
     console.print(summary_table(run, steps))
     if samples := tuning_samples(steps):
         console.print(Text("\nsamples", style="bold"))
-        for title, sample in samples[:2]:
+        for title, sample in samples:
             console.print(_sample(title, sample))
     console.print(Text("\nwhat was learned", style="bold"))
     console.print(_findings_table(findings(steps)))
@@ -191,16 +193,18 @@ def _findings_table(found: list[Finding]) -> RenderableType:
     return table
 
 
-def tuning_samples(steps: Steps) -> list[tuple[str, dict[str, str]]]:
-    """Samples with `prompt`, `before` and `after`, from the summaries of instruct and align."""
+def tuning_samples(steps: Steps, *, everything: bool = False) -> list[tuple[str, dict[str, str]]]:
+    """Samples with `prompt`, `before` and `after` of instruct and align: the first of each, or all."""
     found = []
     for name, title in ((StepName.INSTRUCT, "LoRA"), (StepName.ALIGN, "RLHF")):
         record = steps.get(name)
         rows = record.result.summary.get("samples") if record is not None and record.done else None
-        for row in rows if isinstance(rows, list) else []:
-            if isinstance(row, dict) and {"prompt", "before", "after"} <= row.keys():
-                found.append((title, {key: str(row[key]) for key in ("prompt", "before", "after")}))
-                break
+        samples = [
+            (title, {key: str(row[key]) for key in _SAMPLE})
+            for row in (rows if isinstance(rows, list) else [])
+            if isinstance(row, dict) and row.keys() >= set(_SAMPLE)
+        ]
+        found += samples if everything else samples[:1]
     return found
 
 

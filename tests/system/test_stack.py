@@ -1,0 +1,192 @@
+"""`trainwright up` and `down` against the real servers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from rich.console import Console
+from trainwright.flows import stack
+from trainwright.flows.automations import ZOMBIES
+from trainwright.flows.prefect_local import free_port
+from trainwright.stages.settings import settings
+
+pytestmark = [pytest.mark.slow, pytest.mark.server]
+
+_QUIET = Console(quiet=True)
+
+SLEEPY = """
+import os, subprocess, sys
+from pathlib import Path
+from prefect import flow
+
+@flow(persist_result=False)
+def sleepy() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"], start_new_session=True)
+    home = Path(os.environ["TRAINWRIGHT_HOME"])
+    (home / "sleepy.tmp").write_text(f"{os.getpid()} {child.pid} {sys.executable}")
+    (home / "sleepy.tmp").rename(home / "sleepy.started")
+    child.wait()
+
+if __name__ == "__main__":
+    flow.from_source(source=sys.argv[1], entrypoint="sleepy.py:sleepy").deploy(
+        name="sleepy", work_pool_name="trainwright"
+    )
+"""
+
+
+def wait_for(what: Callable[[], object], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.2)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home of its own, with free ports; whatever a test leaves is ended."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("TRAINWRIGHT_HOME", str(folder))
+    for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "TRAINWRIGHT_STORE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRAINWRIGHT_PREFECT_PORT", str(free_port()))
+    monkeypatch.setenv("TRAINWRIGHT_MLFLOW_PORT", str(free_port()))
+    yield folder
+    stack.down(_QUIET)
+    assert stack.marked(folder) == []
+
+
+def pids(up: stack.Stack) -> dict[str, int]:
+    return {name: service.pid for name, service in up.services.items()}
+
+
+def start_up() -> subprocess.Popen[bytes]:
+    """`up` as a process of its own, which Ctrl-C reaches even where this test run ignores it."""
+    program = (
+        "from rich.console import Console; from trainwright.flows import stack; stack.up(Console())"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def deploy_sleepy(folder: Path) -> stack.Deploy:
+    def deploy(api: str) -> list[str]:
+        source = folder / "source"
+        source.mkdir(exist_ok=True)
+        (source / "sleepy.py").write_text(SLEEPY)
+        environment = {
+            **os.environ,
+            "PREFECT_API_URL": api,
+            "PREFECT_HOME": str(folder / "prefect"),
+        }
+        subprocess.run(
+            [sys.executable, str(source / "sleepy.py"), str(source)],
+            env=environment, check=True, capture_output=True, timeout=180,
+        )  # fmt: skip
+        return ["sleepy/sleepy"]
+
+    return deploy
+
+
+def test_the_stack_comes_up_mends_itself_and_goes_down_leaving_nothing(home: Path) -> None:
+    up = stack.up(_QUIET, deploy=deploy_sleepy(home))
+
+    # Its pages answer, on loopback, and the rest of the product finds them.
+    assert httpx.get(up.urls["prefect_ui"], follow_redirects=True).status_code == 200
+    assert "<html" in httpx.get(up.urls["mlflow"]).text.lower()
+    assert settings().prefect_api == up.urls["prefect"]
+    assert settings().mlflow_uri == up.urls["mlflow"]
+    for process in stack.marked(home):
+        listening = [c for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert {c.laddr[0] for c in listening} <= {"127.0.0.1"}
+
+    # A second `up` changes nothing.
+    before = pids(up)
+    assert pids(stack.up(_QUIET)) == before
+
+    # A killed worker and a killed MLflow server (whose child still holds the port) are replaced.
+    os.kill(before["worker"], signal.SIGKILL)
+    os.kill(before["mlflow"], signal.SIGKILL)
+    wait_for(lambda: not stack.stack_status(home).up)
+    mended = stack.up(_QUIET)
+    assert pids(mended)["prefect"] == before["prefect"]
+    assert pids(mended)["worker"] != before["worker"]
+    assert mended.urls == up.urls
+    assert httpx.get(f"{mended.urls['mlflow']}/health").status_code == 200
+    condition = {"automations": {"name": {"any_": [ZOMBIES]}}}
+    found = httpx.post(f"{mended.urls['prefect']}/automations/filter", json=condition).json()
+    assert [automation["enabled"] for automation in found] == [True]
+
+    # A flow in the worker runs with our interpreter and home; `down` ends it and its children.
+    api = mended.urls["prefect"]
+    deployment = httpx.get(f"{api}/deployments/name/sleepy/sleepy").json()["id"]
+    httpx.post(f"{api}/deployments/{deployment}/create_flow_run", json={}).raise_for_status()
+    wait_for((home / "sleepy.started").exists)
+    flow, child, interpreter = (home / "sleepy.started").read_text().split()
+    assert Path(interpreter) == Path(sys.executable)
+    assert stack.down(_QUIET) is True
+    assert not psutil.pid_exists(int(flow)) and not psutil.pid_exists(int(child))
+    assert not (home / "stack.json").exists()
+    assert stack.marked(home) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_leaves_nothing_running(home: Path, number: signal.Signals) -> None:
+    process = start_up()
+    wait_for(lambda: len(stack.stack_status(home).services) >= 2)
+    process.send_signal(number)
+    assert process.wait(timeout=90) != 0
+    assert stack.marked(home) == []
+    assert not (home / "stack.json").exists()
+
+
+def test_a_start_that_was_killed_is_finished_by_the_next(home: Path) -> None:
+    process = start_up()
+    wait_for(lambda: len(stack.stack_status(home).services) >= 2)
+    process.kill()
+    process.wait()
+    begun = pids(stack.stack_status(home))
+    assert settings().prefect_api is None, "addresses stand in the file only once all answers"
+    up = stack.up(_QUIET)
+    assert up.up
+    assert {name: pids(up)[name] for name in begun} == begun
+
+
+def test_runs_made_without_a_server_and_with_it_are_the_same_to_mlflow(home: Path) -> None:
+    from mlflow import MlflowClient
+    from trainwright.flows.mlflow_runs import MlflowRuns
+
+    place = settings()
+    home.mkdir()
+    alone = MlflowRuns(place.mlflow_uri, place.home / "mlartifacts")
+    first = alone.client.create_run(alone.experiment(), run_name="before").info.run_id
+    alone.attach_text(first, "made without a server", "note.txt")
+
+    up = stack.up(_QUIET)
+    served = MlflowRuns(settings().mlflow_uri, place.home / "mlartifacts")
+    assert served.uri == up.urls["mlflow"]
+    second = served.client.create_run(served.experiment(), run_name="with").info.run_id
+    served.attach_text(second, "made with a server", "note.txt")
+    for run, text in ((first, "made without a server"), (second, "made with a server")):
+        page = f"{up.urls['mlflow']}/get-artifact?path=note.txt&run_uuid={run}"
+        assert httpx.get(page).text == text
+    fresh = served.client.create_experiment("born with the server")
+    third = served.client.create_run(fresh).info.run_id
+    served.attach_text(third, "made with a server", "note.txt")
+
+    stack.down(_QUIET)
+    client = MlflowClient(tracking_uri=place.mlflow_uri)
+    assert served.uri != settings().mlflow_uri == place.mlflow_uri
+    for run in (second, third):
+        assert Path(client.download_artifacts(run, "note.txt")).read_text() == "made with a server"
