@@ -18,12 +18,17 @@ SELECT
     source,
     length_bucket,
     len(sorted) AS measured_on,
+    -- greatest and least pass over what is NULL, so an absent bound is kept out by CASE.
     greatest(
-        sorted[least(len(sorted), floor(len(sorted) * min_percentile / 100)::BIGINT + 1)],
+        CASE WHEN min_percentile IS NOT NULL THEN
+            sorted[least(len(sorted), floor(len(sorted) * min_percentile / 100)::BIGINT + 1)]
+        END,
         min_perplexity
     ) AS low,
     least(
-        sorted[greatest(1, ceil(len(sorted) * max_percentile / 100)::BIGINT)],
+        CASE WHEN max_percentile IS NOT NULL THEN
+            sorted[greatest(1, ceil(len(sorted) * max_percentile / 100)::BIGINT)]
+        END,
         max_perplexity
     ) AS high
 FROM limits

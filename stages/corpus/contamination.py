@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
 from trainwright.stages.corpus.text import Hashes, WordHasher, words
 
 SHARES = pa.schema([("base", pa.string()), ("share", pa.float64())])

@@ -13,6 +13,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+
 from trainwright.sql import load as load_sql
 from trainwright.stages.corpus import selfcheck
 from trainwright.stages.corpus.cache import once
@@ -25,9 +26,14 @@ from trainwright.stages.fingerprint import sha256_of
 KN_FILES = ("word_ngrams", "word_vocabulary", "ngram_counts", "kneser_ney", "perplexity_scores")
 
 
+def database_folder(work: Path) -> Path:
+    """Where the database and what it spills lie while the stage runs."""
+    return work / "duckdb"
+
+
 def open_database(work: Path, workers: int, memory_mb: int) -> duckdb.DuckDBPyConnection:
     """A new database below `work`; that of an earlier try is never read."""
-    folder = work / "duckdb"
+    folder = database_folder(work)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     database = duckdb.connect(str(folder / "catalogue.duckdb"))
@@ -123,10 +129,7 @@ class Decisions:
     def score_perplexity(self, key: str) -> None:
         """Fill `kn_scores`: from the work folder if this very scoring was finished before."""
         if not self.params.perplexity.enabled:
-            self.db.execute(
-                "CREATE OR REPLACE TABLE kn_scores (id VARCHAR, lm_words BIGINT, nll DOUBLE, "
-                "perplexity DOUBLE, length_bucket INTEGER)"
-            )
+            self.db.execute(load_sql("no_perplexity"))
             return
         model = self.params.perplexity
         described = [key, model.order, model.min_count, *map(load_sql, KN_FILES)]
@@ -139,44 +142,26 @@ class Decisions:
 
     def _score_into(self, folder: Path) -> None:
         model = KneserNey(self.db, self.params.perplexity.order, self.params.perplexity.min_count)
-        self._clean_reference("kn_reference", "reference")
+        reference = self._clean_reference("kn_reference", "reference")
         model.train()
-        self._clean_reference("kn_check", "check")
-        clean = self.db.execute(
-            "SELECT id, text FROM kn_check ORDER BY sha256(id) LIMIT ?", [selfcheck.MOST_TEXTS]
-        ).fetchall()
+        clean = self._clean_reference("kn_check", "check")[: selfcheck.MOST_TEXTS]
         replace_texts(self.db, "kn_noise", selfcheck.noise(clean))
-        self.db.execute(
-            "CREATE OR REPLACE VIEW kn_texts AS SELECT id, text FROM documents "
-            "WHERE split IN ('train', 'check') UNION ALL SELECT id, text FROM kn_noise"
-        )
+        self.db.execute(load_sql("texts_to_score"))
         model.score()
-        scores = dict(
-            self.db.execute(
-                "SELECT id, perplexity FROM kn_scores SEMI JOIN "
-                "(SELECT id FROM kn_noise UNION ALL SELECT id FROM kn_check) USING (id)"
-            ).fetchall()
-        )
+        scores = dict(self.db.execute(load_sql("self_check_scores")).fetchall())
         figures = {
             "model": model.figures(),
-            "reference_documents": self._count("kn_reference"),
+            "reference_documents": len(reference),
             "self_check": selfcheck.check(scores, [key for key, _ in clean]),
         }
         (folder / "figures.json").write_text(json.dumps(figures, sort_keys=True))
         self.db.execute("DELETE FROM kn_scores WHERE id IN (SELECT id FROM kn_noise)")
         self._write("SELECT * FROM kn_scores ORDER BY id", folder / "scores.parquet")
 
-    def _clean_reference(self, table: str, split: str) -> None:
-        self.db.execute(
-            f"CREATE OR REPLACE TABLE {table} AS SELECT id, text FROM documents "
-            "JOIN earlier_reasons USING (id) WHERE split = ? AND len(reasons) = 0",
-            [split],
-        )
-
-    def _count(self, table: str) -> int:
-        row = self.db.execute(f"SELECT count(*) FROM {table}").fetchone()
-        assert row is not None
-        return int(row[0])
+    def _clean_reference(self, table: str, split: str) -> list[tuple[str, str]]:
+        rows = self.db.execute(load_sql("clean_reference"), {"split": split}).fetchall()
+        replace_texts(self.db, table, rows)
+        return rows
 
     def _write(self, query: str, path: Path) -> None:
         self.db.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet, COMPRESSION zstd)")
@@ -211,10 +196,18 @@ def _limits_row(source: str, limits: PerplexityLimits) -> dict[str, Any]:
     return {"source": source, **limits.model_dump()}
 
 
+def batches(
+    database: duckdb.DuckDBPyConnection, query: str, values: dict[str, Any] | None = None
+) -> Iterator[list[tuple[Any, ...]]]:
+    """The rows of a query in batches, over a cursor of its own."""
+    cursor = database.cursor().execute(query, values)
+    while rows := cursor.fetchmany(2048):
+        yield rows
+
+
 def stream(
     database: duckdb.DuckDBPyConnection, query: str, values: dict[str, Any] | None = None
 ) -> Iterator[tuple[Any, ...]]:
-    """The rows of a query, a batch at a time, over a cursor of its own."""
-    cursor = database.cursor().execute(query, values)
-    while rows := cursor.fetchmany(2048):
+    """The rows of a query one by one, over a cursor of its own."""
+    for rows in batches(database, query, values):
         yield from rows

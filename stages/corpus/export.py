@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,11 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 from tokenizers import Tokenizer
+
 from trainwright.sql import load as load_sql
 from trainwright.stages.contract import DataError
 from trainwright.stages.corpus.contamination import Contamination
-from trainwright.stages.corpus.decide import stream
+from trainwright.stages.corpus.decide import batches, stream
 from trainwright.stages.corpus.pairs import Answer, Instruction, instructions, preferences
 from trainwright.stages.corpus.params import CorpusParams
 from trainwright.stages.corpus.shards import ShardWriter, Split
@@ -46,7 +47,7 @@ def given_tokenizer(folder: str) -> Tokenizer:
     """The tokenizer of a folder; `DataError` if it lacks the special tokens of chats."""
     path = tokenizer_file(folder)
     try:
-        tokenizer = Tokenizer.from_file(str(path))
+        tokenizer: Tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises bare Exception
         raise DataError(f"tokenizer.folder: {path} is not a tokenizer ({error})") from None
     missing = [t for t in SPECIAL_TOKENS if tokenizer.token_to_id(t) is None]
@@ -59,33 +60,34 @@ def given_tokenizer(folder: str) -> Tokenizer:
 
 
 def write_shards(
-    db: duckdb.DuckDBPyConnection, tokenizer: Tokenizer, params: CorpusParams, split: str, out: Path
+    db: duckdb.DuckDBPyConnection,
+    tokenizer: Tokenizer,
+    params: CorpusParams,
+    split: str,
+    out: Path,
+    report: Callable[[int, int], None],
 ) -> Split:
-    """Encode the kept documents of a split into shards; note in the catalogue where each lies."""
-    writer = ShardWriter(
-        out / "shards",
-        split,
-        tokenizer.get_vocab_size(),
-        tokenizer.token_to_id(BOS),
-        tokenizer.token_to_id(EOS),
-        params.shard_tokens,
-    )
+    """Encode the kept documents of a split into shards; note in the catalogue where each lies.
+
+    `report` is told how many documents are done, and of how many.
+    """
+    bos, eos = (tokenizer.token_to_id(token) for token in (BOS, EOS))
+    size = tokenizer.get_vocab_size()
+    writer = ShardWriter(out / "shards", split, size, bos, eos, params.shard_tokens)
+    kept = "SELECT count(*) FROM catalogue WHERE kept AND split = ?"
+    ((total,),) = db.execute(kept, [split]).fetchall()
+    values = {"split": split, "seed": str(params.seed)}
     places: list[dict[str, Any]] = []
-    query = load_sql("documents_of_split")
-    pending: list[tuple[str, str, int]] = []
-    for row in stream(db, query, {"split": split, "seed": str(params.seed)}):
-        pending.append(row)
-        if len(pending) == 2048:
-            places.extend(_encode(tokenizer, writer, split, pending))
-            pending = []
-    places.extend(_encode(tokenizer, writer, split, pending))
+    for rows in batches(db, load_sql("documents_of_split"), values):
+        places.extend(_encode(tokenizer, writer, split, rows))
+        report(len(places), total)
     result = writer.close()
     _note_places(db, places)
     return result
 
 
 def _encode(
-    tokenizer: Tokenizer, writer: ShardWriter, split: str, rows: list[tuple[str, str, int]]
+    tokenizer: Tokenizer, writer: ShardWriter, split: str, rows: list[tuple[Any, ...]]
 ) -> list[dict[str, Any]]:
     places = []
     encoded = encode_batches(tokenizer, (text for _, text, _ in rows))
@@ -106,10 +108,7 @@ def _note_places(db: duckdb.DuckDBPyConnection, places: list[dict[str, Any]]) ->
         }
     )
     db.register("places", pa.Table.from_pylist(places, schema))
-    db.execute(
-        "UPDATE catalogue SET shard = places.shard, first_token = places.first_token, "
-        "tokens = places.tokens FROM places WHERE places.id = catalogue.id"
-    )
+    db.execute(load_sql("note_places"))
     db.unregister("places")
 
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from trainwright.stages.contract import DataError
 
 FORMATS = {

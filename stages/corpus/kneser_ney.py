@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import duckdb
 import pyarrow as pa
+
 from trainwright.sql import load as load_sql
 from trainwright.stages.contract import DataError
 
@@ -58,9 +59,8 @@ class KneserNey:
         return {**known, **{f"{n}-grams": count for n, count in counts}}
 
     def _one(self, query: str) -> int:
-        row = self._db.execute(query).fetchone()
-        assert row is not None
-        return int(row[0])
+        ((value,),) = self._db.execute(query).fetchall()
+        return int(value)
 
 
 def replace_texts(

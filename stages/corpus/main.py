@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from typing import Any
 import duckdb
 import numpy as np
 from tokenizers import Tokenizer
+
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError, Params, StageResult
 from trainwright.stages.corpus import export, summary
 from trainwright.stages.corpus.cache import clear_drafts, once
 from trainwright.stages.corpus.contamination import Contamination, measure_part
-from trainwright.stages.corpus.decide import Decisions, open_database
+from trainwright.stages.corpus.decide import Decisions, database_folder, open_database
 from trainwright.stages.corpus.params import CorpusParams
 from trainwright.stages.corpus.parts import PartRules, part_key, write_part
 from trainwright.stages.corpus.pool import each
@@ -54,6 +56,7 @@ def run(context: StageContext) -> StageResult:
         return _finish(context, decisions, tokenizer, splits, bad, pairs)
     finally:
         database.close()
+        shutil.rmtree(database_folder(context.work), ignore_errors=True)
 
 
 def _read(context: StageContext, params: CorpusParams, units: tuple[Unit, ...]) -> list[Path]:
@@ -140,9 +143,10 @@ def _write_tokens(
     context.progress("tokenizer")
     tokenizer = export.make_tokenizer(db, params)
     save_tokenizer(tokenizer, context.out / "tokenizer")
-    context.progress("shards")
     splits = {
-        split: export.write_shards(db, tokenizer, params, split, context.out)
+        split: export.write_shards(
+            db, tokenizer, params, split, context.out, partial(context.progress, f"shards {split}")
+        )
         for split in export.SPLITS
     }
     for split, result in splits.items():

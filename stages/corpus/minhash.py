@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+
 from trainwright.stages.corpus.text import Hashes, Offsets, mix
 
 
@@ -28,7 +29,8 @@ class MinHasher:
         The sets lie one after the other in `hashes`, each from its start to the next one's; none is
         empty. Repeated elements change nothing.
         """
-        rows = self._signatures(hashes, starts).reshape(len(starts), self._bands, -1)
+        shape = (len(starts), self._bands, len(self._factors) // self._bands)
+        rows = self._signatures(hashes, starts).reshape(shape)
         keys = np.zeros(rows.shape[:2], dtype=np.uint64)
         for row in range(rows.shape[2]):
             keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + rows[:, :, row])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from pydantic import Field, model_validator
+
 from trainwright.stages.contract import Params, Strict, runtime
 
 Role = Literal["corpus", "heldout", "reference"]
@@ -205,7 +206,10 @@ class Decontamination(Strict):
 
 
 class PerplexityFilter(Strict):
-    """Filter by an n-gram model trained on the sources whose role is reference."""
+    """Filter by an n-gram model trained on the sources whose role is reference.
+
+    Held-out documents are not filtered by it, so that losses with and without it can be compared.
+    """
 
     enabled: bool = Field(True, description="Whether to score and filter")
     order: Literal[2, 3] = Field(3, description="Order of the Kneser-Ney model, in words")

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from trainwright.stages.artifact import file_sha256
 from trainwright.stages.contract import DataError
 from trainwright.stages.corpus import quality

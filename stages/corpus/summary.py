@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+
 from trainwright.sql import load as load_sql
 from trainwright.stages.contract import DataError
 from trainwright.stages.corpus.params import CorpusParams
@@ -105,14 +106,8 @@ def histogram(db: duckdb.DuckDBPyConnection) -> dict[str, Any]:
     table = rows(db, "perplexity_histogram")
     found = {row["bin"]: row for row in table}
     bins = range(min(found, default=0), max(found, default=-1) + 1)
-    thresholds = db.execute(
-        "SELECT source, 2 ** length_bucket AS from_words, measured_on, round(low, 2) AS low, "
-        "round(high, 2) AS high FROM thresholds WHERE measured_on IS NOT NULL "
-        "ORDER BY source, length_bucket"
-    )
-    columns = [column[0] for column in thresholds.description or []]
     return {
         "edges": [round(2 ** (b / 4), 3) for b in (*bins, bins.stop)] if table else [],
         **{name: [found.get(b, {}).get(name, 0) for b in bins] for name in ("kept", "low", "high")},
-        "thresholds": [dict(zip(columns, row, strict=True)) for row in thresholds.fetchall()],
+        "thresholds": rows(db, "thresholds_used"),
     }

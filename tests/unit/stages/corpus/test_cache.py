@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from trainwright.stages.corpus.cache import clear_drafts, once
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from trainwright.stages.artifact import file_sha256
 from trainwright.stages.contract import DataError
 from trainwright.stages.corpus.files import Bad, DataFile, format_of, matching, read_texts

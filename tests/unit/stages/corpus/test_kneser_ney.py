@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 
 import duckdb
 import pytest
+
 from trainwright.stages.contract import DataError
 from trainwright.stages.corpus.kneser_ney import KneserNey, replace_texts
 

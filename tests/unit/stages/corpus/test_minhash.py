@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from trainwright.stages.corpus.minhash import MinHasher, jaccard, near_duplicates
 
 NUM_HASHES, BANDS = 128, 16
@@ -74,3 +75,11 @@ def test_repeated_elements_do_not_move_a_signature() -> None:
 def test_jaccard_is_shared_over_all() -> None:
     a, b = np.array([1, 2, 3], dtype=np.uint64), np.array([2, 3, 4, 5], dtype=np.uint64)
     assert jaccard(a, b) == pytest.approx(2 / 5)
+
+
+def test_no_set_has_no_band() -> None:
+    nothing = np.array([], dtype=np.uint64)
+    assert MinHasher(NUM_HASHES, BANDS).bands(nothing, np.array([], dtype=np.int64)).shape == (
+        0,
+        BANDS,
+    )

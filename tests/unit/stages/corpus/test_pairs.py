@@ -4,6 +4,7 @@ import random
 from collections import Counter
 
 import pytest
+
 from trainwright.stages.corpus.pairs import (
     KINDS,
     Answer,

@@ -1,6 +1,7 @@
 """Running text is joined into lines; code, lists and tables stay as they are."""
 
 import pytest
+
 from trainwright.stages.corpus.paragraphs import paragraphs, sentences
 
 

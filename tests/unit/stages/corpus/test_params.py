@@ -4,6 +4,7 @@ import re
 
 import pytest
 from pydantic import ValidationError
+
 from trainwright.stages.corpus.params import CorpusParams
 
 TRAIN = {"name": "train", "kind": "files", "paths": ["a.jsonl"], "heldout_share": 0.1}

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from trainwright.stages.contract import DataError
 from trainwright.stages.corpus.params import CorpusParams
 from trainwright.stages.corpus.python_docs import STDLIB, find_package, harvest

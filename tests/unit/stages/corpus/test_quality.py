@@ -5,6 +5,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pytest
+
 from trainwright.sql import load
 from trainwright.stages.corpus import quality
 from trainwright.stages.corpus.params import Cleaning

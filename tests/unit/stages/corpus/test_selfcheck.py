@@ -6,6 +6,7 @@ import random
 
 import duckdb
 import pytest
+
 from trainwright.stages.corpus.kneser_ney import KneserNey, replace_texts
 from trainwright.stages.corpus.selfcheck import KINDS, auc, check, noise
 

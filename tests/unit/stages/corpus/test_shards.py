@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from trainwright.stages.corpus.shards import ShardWriter, token_dtype
 
 DOCUMENTS = [[10, 11, 12], [], [13], [14, 15, 16, 17, 18, 19], [20]]

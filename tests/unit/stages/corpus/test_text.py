@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from trainwright.stages.corpus.text import WordHasher, content_id, words
 
 

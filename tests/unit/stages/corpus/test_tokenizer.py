@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
+
 from trainwright.stages.corpus.tokenizer import (
     SPECIAL_TOKENS,
     encode_batches,
