@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+
 from trainwright.stages.artifact import FileEntry, Manifest, content_digest
 from trainwright.stages.contract import StageResult, utcnow
 from trainwright.stages.store import Store, open_store

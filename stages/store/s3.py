@@ -21,6 +21,7 @@ from boto3.exceptions import Boto3Error
 from boto3.s3.transfer import TransferConfig
 from botocore import exceptions as boto
 from botocore.config import Config
+
 from trainwright.stages.contract import UsageError
 from trainwright.stages.store.base import (
     ConditionFailedError,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from trainwright.stages.artifact import Artifact, Manifest
 from trainwright.stages.lease import Lease, LeaseLostError
 from trainwright.stages.store import Store, open_store, split_uri

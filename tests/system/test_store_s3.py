@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import pytest
 from botocore.config import Config
+
 from trainwright.stages.contract import UsageError
 from trainwright.stages.store import ConditionFailedError, NotFoundError, StoreError, open_store, s3
 from trainwright.stages.store.s3 import S3Store

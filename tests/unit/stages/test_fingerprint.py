@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
+
 from trainwright.stages.contract import ArtifactRef, Params, Strict, UsageError, runtime
 from trainwright.stages.fingerprint import canonical, drift, fingerprint, identity, sha256_of
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from trainwright.stages import gc
 from trainwright.stages.artifact import Artifact, Manifest
 from trainwright.stages.gc import DAY, Garbage, Kind, collect, sweep

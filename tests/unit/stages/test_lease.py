@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from trainwright.stages.contract import TransientError
 from trainwright.stages.lease import (
     Lease,
@@ -303,6 +304,27 @@ def test_a_released_lease_calls_nobody_lost(store: Store) -> None:
     other.acquire()
     assert not lost.wait(1.0)
     other.release()
+
+
+def test_a_heartbeat_that_hung_over_the_release_calls_nobody_lost(store: Store) -> None:
+    """Else the heartbeat's late answer would end a stage that has finished well."""
+    faulty = Faulty(store)
+    hung, resume, lost = threading.Event(), threading.Event(), threading.Event()
+    lease = Lease(faulty, KEY, ttl=0.6, on_lost=lost.set)  # type: ignore[arg-type]
+    lease.acquire()
+
+    def hang() -> None:
+        hung.set()
+        resume.wait()
+        raise ConditionFailedError
+
+    faulty.after_put = hang
+    assert hung.wait(30)
+    lease.release()
+    resume.set()
+    assert lease._thread is not None
+    lease._thread.join(timeout=30)
+    assert not lost.is_set()
 
 
 def test_a_process_started_when_it_started_and_a_zombie_is_gone() -> None:

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
+
 from trainwright.stages.progress import Progress, last_progress
 
 

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from pydantic import ValidationError
+
 from trainwright.stages import contract
 from trainwright.stages.contract import (
     ArtifactRef,

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from trainwright.stages import tracking
 from trainwright.stages.contract import TrackingIds
 from trainwright.stages.tracking import Tracker
@@ -70,7 +71,9 @@ def history(run: TrackingIds, name: str) -> list[tuple[int, float]]:
     return sorted((metric.step, metric.value) for metric in found)
 
 
-def test_every_figure_arrives_once_with_its_step(run: TrackingIds, tmp_path: Path) -> None:
+def test_every_figure_arrives_once_with_its_step(
+    run: TrackingIds, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     tracker = Tracker(run, tmp_path / "metrics.jsonl")
     wanted = [(step, 1.0 / (step + 1)) for step in range(1500)]
     for step, loss in wanted:
@@ -78,6 +81,7 @@ def test_every_figure_arrives_once_with_its_step(run: TrackingIds, tmp_path: Pat
     tracker.close()
     assert history(run, "loss") == wanted
     assert len(history(run, "rate")) == 1500
+    assert "did not reach MLflow" not in caplog.text
     assert [line["loss"] for line in lines(tmp_path / "metrics.jsonl")] == [x for _, x in wanted]
 
 

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+
 from trainwright.stages.contract import UsageError
 from trainwright.stages.store import (
     ChecksumError,

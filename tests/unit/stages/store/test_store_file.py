@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from trainwright.stages.contract import UsageError
 from trainwright.stages.store import NotFoundError, StoreError, file, open_store, split_uri
 from trainwright.stages.store.file import FileStore
@@ -123,6 +124,23 @@ def test_a_stopped_holder_of_the_lock_is_reported_and_not_waited_for_for_ever(
     store.put("a", b"z")
     assert store.get("a")[0] == b"z"
     assert [*store.unfinished("")] == []
+
+
+def test_a_folder_that_another_writers_delete_removes_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, made = file._make_folder, []
+
+    def make_and_lose(folder: Path) -> None:
+        real(folder)
+        made.append(folder)
+        if len(made) < 3:
+            folder.rmdir()
+
+    monkeypatch.setattr(file, "_make_folder", make_and_lose)
+    FileStore(tmp_path / "store").put("a/b", b"x")
+    assert len(made) == 3
+    assert FileStore(tmp_path / "store").get("a/b")[0] == b"x"
 
 
 def test_what_a_killed_writer_left_is_listed_as_unfinished_and_can_go(tmp_path: Path) -> None:
