@@ -14,6 +14,7 @@ from trainwright import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console
+
     from trainwright.flows.chain import Selection, StepName
     from trainwright.flows.runs import RunRecord, Runs
 
@@ -169,6 +170,7 @@ def plan(
 def _show_plan(recipe: Any, selection: Selection) -> None:
     from rich.markup import escape
     from rich.table import Table
+
     from trainwright.flows.plan import make_plan
 
     table = Table(box=None, pad_edge=False)

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 from rich.status import Status
+
 from trainwright.flows.prefect_view import describe_progress
 from trainwright.stages.contract import StageRecord, StageState
 

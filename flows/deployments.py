@@ -13,15 +13,16 @@ REFRESH_CRON = "0 3 * * *"
 """Every night at 3; the schedule stays inactive until somebody switches it on."""
 
 
-def deployments() -> list[Any]:
-    """The deployments as Prefect objects, not yet sent to a server."""
+def deployments(recipe: str = "demo") -> list[Any]:
+    """The deployments as Prefect objects, not yet sent to a server; `recipe` fills their forms."""
     from prefect.deployments.runner import EntrypointType
     from prefect.schedules import Cron
+
     from trainwright.flows.pipeline import pipeline
     from trainwright.flows.refresh import data_refresh
     from trainwright.flows.rerun import rerun_stage
 
-    demo = load_recipe("demo").dump()
+    filled = {"recipe": load_recipe(recipe).dump()}
     common: dict[str, Any] = {
         "entrypoint_type": EntrypointType.MODULE_PATH,
         "work_pool_name": WORK_POOL,
@@ -29,10 +30,10 @@ def deployments() -> list[Any]:
         "enforce_parameter_schema": True,
     }
     made = [
-        pipeline.to_deployment("pipeline", parameters={"recipe": demo}, **common),
+        pipeline.to_deployment("pipeline", parameters=filled, **common),
         data_refresh.to_deployment(
             "data-refresh",
-            parameters={"recipe": demo},
+            parameters=filled,
             schedules=[Cron(REFRESH_CRON, timezone="UTC", active=False)],
             **common,
         ),
@@ -63,20 +64,22 @@ def _refuse_unknown_parameters(deployment: Any) -> None:
     )
 
 
-def deploy(api_url: str) -> list[str]:
+def deploy(api_url: str, recipe: str = "demo") -> list[str]:
     """Create or renew the work pool and the deployments on a server; their names."""
-    os.environ["PREFECT_API_URL"] = api_url
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectAlreadyExists
+    from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    with get_client(sync_client=True) as client:
-        try:
-            client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
-        except ObjectAlreadyExists:
-            pass
-    names = []
-    for deployment in deployments():
-        deployment.apply()
-        names.append(f"{deployment.flow_name}/{deployment.name}")
+    # Not by the environment: Prefect reads that when it is imported, which may be long ago.
+    with temporary_settings({PREFECT_API_URL: api_url}):
+        with get_client(sync_client=True) as client:
+            try:
+                client.create_work_pool(WorkPoolCreate(name=WORK_POOL, type="process"))
+            except ObjectAlreadyExists:
+                pass
+        names = []
+        for deployment in deployments(recipe):
+            deployment.apply()
+            names.append(f"{deployment.flow_name}/{deployment.name}")
     return names

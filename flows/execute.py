@@ -21,11 +21,11 @@ from trainwright.stages.contract import (
     ExitCode,
     Outcome,
     Params,
+    StageError,
     StageRecord,
     StageSpec,
     StageState,
     TrackingIds,
-    UsageError,
     exit_code_of,
     utcnow,
 )
@@ -200,7 +200,7 @@ class Engine:
         )
         try:
             decision = self.decide(name)
-        except (DataError, UsageError, StoreError) as error:
+        except StageError as error:
             return self._fail(record, error.exit_code, str(error))
         record = record.model_copy(
             update={

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import click
+
 from trainwright.flows.chain import StepName
 from trainwright.flows.runs import RunRecord, Runs
 from trainwright.stages.contract import StageRecord, StageState, UsageError

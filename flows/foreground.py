@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+
 from trainwright.flows.prefect_local import prefect_api
 from trainwright.stages.settings import Settings, settings
 

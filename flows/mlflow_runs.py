@@ -78,7 +78,8 @@ class MlflowRuns:
         if self._cached is None:
             from mlflow import MlflowClient
 
-            logging.getLogger("alembic").setLevel(logging.WARNING)
+            for name in ("alembic", "mlflow.store.db.utils"):
+                logging.getLogger(name).setLevel(logging.WARNING)
             self._cached = MlflowClient(tracking_uri=self.uri)
         return self._cached
 

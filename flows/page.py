@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 _LOG_LINES = 60
 _TABLE_ROWS = 500
 _LONG_LIST = 24
+_LONG_ITEM = 48
 _LONG_TEXT = 2000
 
 _STEP_PILLS = {
@@ -208,6 +209,8 @@ def cell(value: Any, name: str = "") -> str:
     if isinstance(value, Mapping):
         return "<br>".join(f"{esc(_words(k))}: {cell(v, str(k))}" for k, v in value.items())
     if isinstance(value, list):
+        if not value:
+            return '<span class="dim">none</span>'
         shown = [cell(item, name) for item in value[:_LONG_LIST]]
         more = f" … {len(value) - _LONG_LIST} more" if len(value) > _LONG_LIST else ""
         return ", ".join(shown) + more
@@ -223,7 +226,8 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
         return False
     if isinstance(value, list):
-        return len(value) <= _LONG_LIST and all(_is_plain(v) for v in value)
+        short = len(value) <= _LONG_LIST
+        return short and all(_is_plain(v) and len(str(v)) <= _LONG_ITEM for v in value)
     return True
 
 
@@ -336,7 +340,10 @@ def _failures(material: Material) -> str:
         if not record.error:
             continue
         tail = material.logs.get(name)
-        shown = f"<details open><summary>end of its log</summary><pre>{esc(tail)}</pre></details>"
+        shown = (
+            "<details open><summary>end of its log</summary>"
+            f'<pre class="tail">{esc(tail)}</pre></details>'
+        )
         parts.append(
             f'<section class="card failure"><p><b>{esc(name.value)} {esc(outcome(record))}:</b> '
             f"{esc(record.error)}</p><p>{esc(advice(record))}</p>"

@@ -29,6 +29,7 @@ code, pre { font: 12.5px/1.5 ui-monospace, "DejaVu Sans Mono", monospace; }
 code { overflow-wrap: anywhere; }
 pre { margin: 8px 0 0; padding: 12px; overflow: auto; max-height: 420px; background: var(--paper);
   border: 1px solid var(--rule); border-radius: 8px; white-space: pre-wrap; overflow-wrap: anywhere; }
+pre.tail { display: flex; flex-direction: column-reverse; }
 header { display: flex; flex-wrap: wrap; gap: 8px 14px; align-items: center; }
 header p { flex-basis: 100%; margin: 0; }
 .pill { display: inline-block; padding: 1px 10px; border-radius: 99px; font-size: 13px;
@@ -51,6 +52,7 @@ figure svg { display: block; width: 100%; height: auto; }
 figure svg text { font-family: inherit !important; }
 .scroll { overflow: auto; max-height: 460px; border: 1px solid var(--rule); border-radius: 8px;
   background: var(--card); width: fit-content; max-width: 100%; }
+.scroll + .scroll { margin-top: 12px; }
 table { border-collapse: collapse; font-size: 13.5px; }
 th, td { padding: 6px 12px; text-align: left; vertical-align: top;
   border-top: 1px solid var(--rule); max-width: 620px; overflow-wrap: break-word; }

@@ -11,6 +11,7 @@ from prefect.exceptions import CancelledRun
 from prefect.states import Cancelled, State
 from prefect.tasks import Task, exponential_backoff
 from pydantic import Field
+
 from trainwright.flows.chain import Selection, StepName
 from trainwright.flows.execute import Engine, StepFailedError
 from trainwright.flows.prefect_view import current_watcher, publish, this_flow_run

@@ -114,6 +114,7 @@ def publish(engine: Engine) -> None:
 
 def _publish(engine: Engine) -> None:
     from prefect.artifacts import create_link_artifact, create_markdown_artifact
+
     from trainwright.flows import report
 
     text = report.markdown(engine.run, engine.runs.steps(engine.run.id))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
 from trainwright.flows.chain import STEPS, StepName, choose, nearest
 from trainwright.stages.align.params import AlignParams
 from trainwright.stages.contract import Params, Strict

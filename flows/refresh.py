@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from prefect import flow
 from pydantic import Field
+
 from trainwright.flows.chain import Selection, StepName
 from trainwright.flows.execute import Engine
 from trainwright.flows.pipeline import run_chain

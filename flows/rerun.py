@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from prefect import flow
 from pydantic import Field
+
 from trainwright.flows.chain import CHAIN, Selection, StepName
 from trainwright.flows.pipeline import run_chain
 from trainwright.flows.prefect_view import this_flow_run

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from pydantic import ValidationError
+
 from trainwright.flows.chain import CHAIN, StepName, choose
 from trainwright.stages.contract import StageRecord, StageState, Strict, utcnow
 from trainwright.stages.lease import boot_id, process_started

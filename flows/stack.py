@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+
 from trainwright.flows.prefect_local import healthy, prefect_environment
 from trainwright.stages.contract import NodeFaultError, TransientError, UsageError
 from trainwright.stages.lease import boot_id, process_started

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+
+from trainwright import __version__
 from trainwright.stages.artifact import (
     Artifact,
     Manifest,
@@ -41,8 +43,6 @@ from trainwright.stages.progress import Progress
 from trainwright.stages.registry import PROGRAMS, Program
 from trainwright.stages.tracking import Tracker
 from trainwright.stages.watch.processes import end_tree, end_with_parent
-
-from trainwright import __version__
 
 log = logging.getLogger(__name__)
 
@@ -152,6 +152,8 @@ def _produce(
         tracker.close()
         progress.close()
         shutil.rmtree(out, ignore_errors=True)
+    # Done: its snapshots are of no use any more, and a forced rerun must not go on from them.
+    shutil.rmtree(work, ignore_errors=True)
     return ArtifactRef(uri=target.uri, digest=manifest.content)
 
 
