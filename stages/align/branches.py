@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from trainwright.stages.instruct.packing import pack
 from transformers import PreTrainedModel
+
+from trainwright.stages.instruct.packing import pack
 
 _ROW = 256
 """Tokens that a row is filled up to; a longer group has a row of its own."""

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import torch
+
 from trainwright.stages.align.params import KlControl, KlParams
 
 

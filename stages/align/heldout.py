@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
+
 from trainwright.stages.align import estimators
 from trainwright.stages.align.ppo import Prompts, Tokens, draw, score
 from trainwright.stages.align.rollout import answer_logits, lay_out, logprobs_of
 from trainwright.stages.model.sampler import Sampling
-from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,6 @@ def distinct_within(answers: Sequence[Sequence[int]], n: int) -> float:
 
 def _grams(answer: Sequence[int], n: int) -> list[tuple[int, ...]]:
     return [tuple(answer[i : i + n]) for i in range(len(answer) - n + 1)]
-
-
-def paired_error(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Standard error of the mean difference between paired rewards."""
-    return float((after - before).std() / math.sqrt(len(before)))
 
 
 @torch.no_grad()

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from trainwright.stages.align.heldout import Judged, judge, kl_to_reference, paired_error
+from transformers import PreTrainedModel
+
+from trainwright.stages.align.heldout import Judged, judge, kl_to_reference
 from trainwright.stages.align.params import AlignParams
 from trainwright.stages.align.ppo import Models, Tokens, Trainer, optimize
 from trainwright.stages.align.reward import new_reward_model
@@ -17,6 +19,7 @@ from trainwright.stages.align.reward_training import (
     RewardTuner,
     encode_pairs,
     measure_accuracy,
+    paired,
     train_reward_model,
 )
 from trainwright.stages.context import StageContext
@@ -34,7 +37,6 @@ from trainwright.stages.model.folder import (
     use_threads,
 )
 from trainwright.stages.model.sampler import Sampling
-from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,7 @@ def _result(
     outcome: Optimized,
 ) -> StageResult:
     before, after, kl = outcome.before, outcome.after, outcome.kl
+    gain, gain_error = paired(after.rewards.tolist(), before.rewards.tolist())
     samples = [
         {"prompt": prompt, "before": setup.chat.text(old), "after": setup.chat.text(new)}
         for prompt, old, new in zip(heldout.texts, before.answers, after.answers, strict=True)
@@ -196,10 +199,13 @@ def _result(
         summary={
             "preference_pairs": pairs,
             "rm_accuracy_by_kind": accuracy.kinds,
+            "rm_margin_over_best_baseline": accuracy.margin,
+            "rm_margin_standard_error": accuracy.margin_error,
             "heldout_prompts": len(heldout.ids),
             "before": before.statistics(),
             "after": after.statistics(),
-            "reward_difference_standard_error": paired_error(before.rewards, after.rewards),
+            "reward_gain": gain,
+            "reward_gain_standard_error": gain_error,
             "kl_nats_per_answer": kl,
             "history": outcome.history,
             "samples": samples,

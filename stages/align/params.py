@@ -6,13 +6,14 @@ from enum import StrEnum
 from typing import Self
 
 from pydantic import Field, model_validator
+
 from trainwright.stages.contract import Params, Strict, runtime
 
 
 class RewardParams(Strict):
     """Training of the reward model on pairs of a better and a worse answer."""
 
-    steps: int = Field(150, ge=1, le=1_000_000, description="Optimizer steps")
+    steps: int = Field(80, ge=1, le=1_000_000, description="Optimizer steps")
     batch_pairs: int = Field(16, ge=1, le=65536, description="Pairs in an optimizer step")
     micro_pairs: int = Field(16, ge=1, le=65536, description="Pairs in one forward pass")
     learning_rate: float = Field(5e-4, gt=0, le=1, description="Peak learning rate")
@@ -33,7 +34,7 @@ class RewardParams(Strict):
         description="Longest question with answer, in tokens; longer pairs are left out and counted",
     )
     heldout_pairs: int = Field(
-        800, ge=1, description="Held-out pairs on which accuracy is measured"
+        1200, ge=1, description="Held-out pairs on which accuracy is measured"
     )
 
     @model_validator(mode="after")
@@ -66,13 +67,13 @@ class KlParams(Strict):
         description="fixed, or adaptive: the coefficient follows the KL towards its target",
     )
     coefficient: float = Field(
-        0.05, ge=0, le=100, description="First (or fixed) weight of the KL in the reward"
+        0.1, ge=0, le=100, description="First (or fixed) weight of the KL in the reward"
     )
     target: float = Field(
-        6.0, gt=0, description="KL to keep near, in nats an answer (adaptive control alone)"
+        4.0, gt=0, description="KL to keep near, in nats an answer (adaptive control alone)"
     )
     horizon: float = Field(
-        512.0,
+        256.0,
         gt=0,
         description="Answers over which the coefficient adapts (adaptive control alone)",
     )
@@ -93,7 +94,7 @@ class PpoParams(Strict):
     )
     answer_tokens: int = Field(32, ge=1, description="Longest answer, in tokens")
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature of rollouts")
-    learning_rate: float = Field(3e-4, gt=0, le=1, description="Learning rate of the policy")
+    learning_rate: float = Field(2e-4, gt=0, le=1, description="Learning rate of the policy")
     value_learning_rate: float = Field(3e-4, gt=0, le=1, description="Learning rate of the values")
     warmup_iterations: int = Field(
         2, ge=0, description="First iterations in which the values learn and the policy does not"
@@ -140,7 +141,7 @@ class AlignParams(Params):
     ppo: PpoParams = Field(default_factory=PpoParams, description="Optimization against it")
     seed: int = Field(23, ge=0, description="Seed of the reward head, order and sampling")
     heldout_prompts: int = Field(
-        96, ge=2, description="Held-out prompts on which the reward is measured before and after"
+        128, ge=2, description="Held-out prompts on which the reward is measured before and after"
     )
     samples: int = Field(4, ge=0, le=1000, description="Held-out prompts completed for the report")
     snapshot_every: int = runtime(50, "Reward-model steps between two snapshots", ge=1)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+
 from trainwright.stages.align import estimators, losses
 from trainwright.stages.align.control import KlCoefficient, RewardScale
 from trainwright.stages.align.params import PpoParams
@@ -23,7 +25,6 @@ from trainwright.stages.instruct.loop import check_finite
 from trainwright.stages.instruct.packing import permutation
 from trainwright.stages.model.sampler import Sampling, generate
 from trainwright.stages.model.snapshot import Snapshots, State
-from transformers import PreTrainedModel
 
 Prompts = Sequence[Sequence[int]]
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
+
 from trainwright.stages.align.baselines import by_kind, length, outcome, outcomes, overlap
 from trainwright.stages.align.branches import Group, branch_rewards, lay_side_by_side
 from trainwright.stages.align.losses import bradley_terry, centering
@@ -18,7 +20,6 @@ from trainwright.stages.instruct.packing import permutation
 from trainwright.stages.instruct.pairs import Preference
 from trainwright.stages.model.schedule import set_rate, warmup_cosine
 from trainwright.stages.model.snapshot import Snapshots, State
-from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,10 @@ class Accuracy:
     model: float
     word_overlap: float
     longer: float
+    margin: float
+    """Of the reward model over the better baseline."""
+    margin_error: float
+    """The margin's standard error, over pairs."""
     kinds: list[dict[str, float | str]]
 
 
@@ -183,4 +188,20 @@ def measure_accuracy(model: PreTrainedModel, pairs: Sequence[Pair]) -> Accuracy:
         for kind in tables["reward_model"]
     ]
     overall = {name: sum(right) / len(right) for name, right in found.items()}
-    return Accuracy(overall["reward_model"], overall["word_overlap"], overall["longer_wins"], kinds)
+    best = max(("word_overlap", "longer_wins"), key=overall.__getitem__)
+    margin, error = paired(found["reward_model"], found[best])
+    return Accuracy(
+        model=overall["reward_model"],
+        word_overlap=overall["word_overlap"],
+        longer=overall["longer_wins"],
+        margin=margin,
+        margin_error=error,
+        kinds=kinds,
+    )
+
+
+def paired(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """Mean of one - other over pairs of figures, and its standard error (0 for a single pair)."""
+    gaps = torch.tensor(one, dtype=torch.float64) - torch.tensor(other, dtype=torch.float64)
+    error = gaps.std() / len(gaps) ** 0.5 if len(gaps) > 1 else torch.zeros(())
+    return float(gaps.mean()), float(error)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from transformers import PreTrainedModel
+
 from trainwright.stages.align.estimators import length_mask
 from trainwright.stages.model.sampler import pad_left, positions_of
-from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)

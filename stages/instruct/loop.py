@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError
 from trainwright.stages.instruct.lora import trainable

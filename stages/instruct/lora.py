@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from trainwright.stages.instruct.params import LoraParams
 from transformers import PreTrainedModel
+
+from trainwright.stages.instruct.params import LoraParams
 
 
 def add_adapters(

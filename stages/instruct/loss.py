@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from torch.nn import functional
+from transformers import PreTrainedModel
+
 from trainwright.stages.instruct.chat import Rendered
 from trainwright.stages.instruct.packing import PackedBatch, collate, pack
-from transformers import PreTrainedModel
 
 
 def answer_nll(model: torch.nn.Module, batch: PackedBatch) -> torch.Tensor:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import Sample, StageResult
 from trainwright.stages.instruct.chat import ChatFormat, Rendered
@@ -26,7 +28,6 @@ from trainwright.stages.model.folder import (
     use_threads,
 )
 from trainwright.stages.model.sampler import Sampling, generate
-from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)

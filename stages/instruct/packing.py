@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
 from trainwright.stages.instruct.chat import Rendered
 
 

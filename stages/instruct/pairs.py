@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
 from trainwright.stages.contract import DataError
 from trainwright.stages.instruct.chat import ChatFormat, Rendered
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from transformers import PreTrainedModel
+
 from trainwright.stages.model.folder import copy_tokenizer, drop_origin
 from trainwright.stages.quantize.fake import FakeQuantLinear
-from transformers import PreTrainedModel
 
 
 def quantization_config(ignored: list[str]) -> dict[str, Any]:

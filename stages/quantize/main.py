@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
+
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError, GateError, Sample, StageResult
 from trainwright.stages.instruct.chat import ChatFormat
@@ -28,7 +30,6 @@ from trainwright.stages.quantize.export import export, weight_bytes
 from trainwright.stages.quantize.fake import with_fake_quantization
 from trainwright.stages.quantize.params import QuantizeParams
 from trainwright.stages.quantize.training import Distiller, Rows, chat_rows_of, distil
-from transformers import PreTrainedModel
 
 LARGEST_DIFFERENCE = 1e-4
 """Of the export's logits from the trained model's: more is another model, not rounding."""

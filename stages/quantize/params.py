@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from pydantic import Field, model_validator
+
 from trainwright.stages.contract import Params, runtime
 
 

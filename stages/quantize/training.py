@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
+from transformers import PreTrainedModel
+
 from trainwright.stages.context import StageContext
 from trainwright.stages.instruct.loop import check_finite
 from trainwright.stages.instruct.lora import trainable
@@ -14,7 +16,6 @@ from trainwright.stages.model.schedule import set_rate, warmup_cosine
 from trainwright.stages.model.snapshot import Snapshots, State
 from trainwright.stages.model.tokens import Split
 from trainwright.stages.quantize.params import QuantizeParams
-from transformers import PreTrainedModel
 
 
 def divergence(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:

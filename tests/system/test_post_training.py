@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 from trainwright.stages.artifact import Artifact, Manifest, content_digest, open_artifact
 from trainwright.stages.contract import ArtifactRef, ExitCode, StageResult, StageSpec, utcnow
 from trainwright.stages.fingerprint import fingerprint
 from trainwright.stages.runner import parse_params, program_named
 from trainwright.stages.store import open_store
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "stages" / "instruct"))
 from posttrain import save_corpus, save_model

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+
 from trainwright.stages.align import losses
 
 

@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+
 from posttrain import make_model
 from trainwright.stages.align import estimators, losses
 from trainwright.stages.align.control import KlCoefficient, RewardScale

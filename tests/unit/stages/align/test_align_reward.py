@@ -1,14 +1,15 @@
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
+
 from posttrain import make_tokenizer, save_model
 from trainwright.stages.align.baselines import by_kind, length, outcome, outcomes, overlap
 from trainwright.stages.align.branches import Group, branch_rewards, lay_side_by_side
 from trainwright.stages.align.reward import new_reward_model, pad_right, reward_at_end, rewards_of
-from trainwright.stages.align.reward_training import PairOrder, encode_pairs
+from trainwright.stages.align.reward_training import PairOrder, encode_pairs, paired
 from trainwright.stages.contract import DataError
 from trainwright.stages.instruct.chat import ChatFormat
 from trainwright.stages.instruct.pairs import Preference
-from transformers import AutoModelForSequenceClassification
 
 CPU = torch.device("cpu")
 SEQUENCES = [[1, 9, 10, 5], [1, 9, 5, 11, 12, 5], [1, 5], [1, 30, 31, 32, 33, 34, 35, 5]]
@@ -132,3 +133,10 @@ def test_both_sides_share_the_prompt_and_close_with_the_end_token():
         assert ids == [*chat.content(text), chat.end_id]
     with pytest.raises(DataError, match="no preference pair fits into 3 tokens"):
         encode_pairs(chat, [row("read", "the file", "a")], longest=3)
+
+
+def test_paired_gives_mean_and_standard_error_of_the_differences():
+    mean, error = paired([1.0, 1.0, 0.0, 0.5], [0.0, 1.0, 0.5, 0.5])
+    assert mean == pytest.approx(0.125)
+    assert error == pytest.approx((((0.875**2 + 0.125**2 * 2 + 0.625**2) / 3) / 4) ** 0.5)
+    assert paired([1.0], [0.0]) == (1.0, 0.0)

@@ -2,17 +2,18 @@ import hashlib
 
 import pytest
 import torch
-from posttrain import make_context, make_model, make_tokenizer, save_corpus, save_model
 from pydantic import ValidationError
-from trainwright.stages.align import ppo, reward_training
-from trainwright.stages.align.main import run
-from trainwright.stages.align.params import AlignParams, PpoParams, RewardParams
-from trainwright.stages.contract import DataError, UsageError
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
 )
+
+from posttrain import make_context, make_model, make_tokenizer, save_corpus, save_model
+from trainwright.stages.align import ppo, reward_training
+from trainwright.stages.align.main import run
+from trainwright.stages.align.params import AlignParams, PpoParams, RewardParams
+from trainwright.stages.contract import DataError, UsageError
 
 PARAMS = AlignParams(
     reward=RewardParams(

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import Params, StageSpec
 from trainwright.stages.progress import Progress
 from trainwright.stages.tracking import Tracker
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 SPECIAL = ["<|pad|>", "<|bos|>", "<|eos|>", "<|user|>", "<|assistant|>", "<|end|>"]
 TEMPLATE = (

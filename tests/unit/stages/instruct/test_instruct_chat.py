@@ -1,4 +1,5 @@
 import pytest
+
 from posttrain import TEMPLATE, make_tokenizer
 from trainwright.stages.contract import DataError
 from trainwright.stages.instruct.chat import ChatFormat

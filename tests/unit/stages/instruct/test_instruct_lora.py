@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+
 from posttrain import make_model
 from trainwright.stages.instruct.lora import add_adapters, merge, save_adapter, trainable
 from trainwright.stages.instruct.params import LoraParams

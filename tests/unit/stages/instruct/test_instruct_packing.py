@@ -1,6 +1,7 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from posttrain import make_model
 from trainwright.stages.instruct.chat import Rendered
 from trainwright.stages.instruct.loss import answer_nll, mean_answer_loss

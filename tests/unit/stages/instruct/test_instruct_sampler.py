@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from posttrain import make_model
 from trainwright.stages.model.sampler import Sampling, choose, generate, uniforms
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from trainwright.stages.model.snapshot import Snapshots
 
 

@@ -3,15 +3,16 @@ import math
 
 import pytest
 import torch
-from posttrain import make_context, make_model, make_tokenizer, save_corpus, save_model
 from pydantic import ValidationError
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from posttrain import make_context, make_model, make_tokenizer, save_corpus, save_model
 from trainwright.stages.contract import DataError, UsageError
 from trainwright.stages.instruct import loop
 from trainwright.stages.instruct.main import run
 from trainwright.stages.instruct.params import InstructParams, LoraParams
 from trainwright.stages.model.schedule import warmup_cosine
 from trainwright.stages.model.snapshot import Snapshots
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 PARAMS = InstructParams(
     steps=24,

@@ -5,8 +5,10 @@ import torch
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import fake_quantize as peer_fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
-from posttrain import make_model, make_tokenizer, save_model
 from torch import nn
+from transformers import AutoModelForCausalLM
+
+from posttrain import make_model, make_tokenizer, save_model
 from trainwright.stages.quantize.export import export
 from trainwright.stages.quantize.fake import (
     ACTIVATION_RANGE,
@@ -17,7 +19,6 @@ from trainwright.stages.quantize.fake import (
     scale_of,
     with_fake_quantization,
 )
-from transformers import AutoModelForCausalLM
 
 
 def random(*shape, seed=0):

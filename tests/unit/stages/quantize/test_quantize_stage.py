@@ -2,9 +2,10 @@ import hashlib
 
 import pytest
 import torch
-from posttrain import make_context, make_model, make_tokenizer, save_corpus, save_model
 from pydantic import ValidationError
 from torch.nn import functional
+
+from posttrain import make_context, make_model, make_tokenizer, save_corpus, save_model
 from trainwright.stages.contract import DataError, UsageError
 from trainwright.stages.instruct.packing import PackedBatch
 from trainwright.stages.model.snapshot import Snapshots
