@@ -16,6 +16,7 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,28 @@ def settings() -> Settings:
 
 
 def _stack(home: Path) -> dict[str, str]:
-    """URLs of the stack that `trainwright up` started, if one is up."""
+    """URLs of the stack that `trainwright up` started: of those servers whose process still lives.
+
+    After a crash or a reboot the file is still there; its dead addresses must not be used.
+    """
     try:
         state = json.loads((home / "stack.json").read_text())
-    except (OSError, ValueError):
+        servers = {"prefect": "prefect", "prefect_ui": "prefect", "mlflow": "mlflow"}
+        return {
+            name: str(url)
+            for name, url in state["urls"].items()
+            if _lives(state["processes"][servers[name]])
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
-    urls = state.get("urls", {}) if isinstance(state, dict) else {}
-    return {str(name): str(url) for name, url in urls.items()}
+
+
+def _lives(process: dict[str, Any]) -> bool:
+    """Whether this very process lives, not another one that was given its pid."""
+    from trainwright.stages.lease import boot_id, process_started
+
+    started = process_started(int(process["pid"])) if process["boot"] == boot_id() else None
+    return started is not None and abs(started - float(process["started"])) < 1.0
 
 
 def _torch_extensions(home: Path) -> Path:
