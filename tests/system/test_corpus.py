@@ -16,13 +16,21 @@ import duckdb
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
+
+from trainwright.stages.artifact import file_sha256
+from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError, ExitCode, Outcome, StageSpec
+from trainwright.stages.corpus import main
 from trainwright.stages.corpus.paragraphs import paragraphs
 from trainwright.stages.corpus.params import CorpusParams
 from trainwright.stages.corpus.python_docs import STDLIB, find_package, harvest
 from trainwright.stages.corpus.sources import resolve
+from trainwright.stages.corpus.text import content_id
+from trainwright.stages.corpus.tokenizer import SPECIAL_TOKENS
 from trainwright.stages.fingerprint import fingerprint
+from trainwright.stages.progress import Progress
 from trainwright.stages.registry import PROGRAMS
+from trainwright.stages.tracking import Tracker
 
 NOISE = [
     "aW5kZXggb2YgdGhlIHJlYWRlciBhbmQgdGhlIHdyaXRlcg" * 4,
@@ -50,12 +58,19 @@ def write_lines(path: Path, texts: list[str]) -> None:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
 
 
+def shuffled(texts: list[str]) -> list[str]:
+    """Thirty texts that stand nowhere else, their words in another order."""
+    draw = random.Random(0)
+    return [" ".join(draw.sample(t.split(), len(t.split()))) for t in texts[1170:1200]]
+
+
 def lay_out(folder: Path, texts: list[str]) -> None:
     """Four training files with duplicates and noise among them, and two of reference text."""
-    train = texts[:1200]
+    train = texts[:1170]
     train += train[:40]
     train += [text.replace(" the ", " that ", 1) + " Indeed." for text in train[100:130]]
-    train += [" ".join(random.Random(0).sample(t.split(), len(t.split()))) for t in train[200:230]]
+    train += shuffled(texts)
+    train += [f"{text} A line ends with <|eos|> here." for text in texts[1200:1212]]
     train += NOISE
     for number in range(4):
         write_lines(folder / f"train-{number}.jsonl", train[number::4])
@@ -180,7 +195,6 @@ def test_what_was_planted_is_found(built: dict[str, Any]) -> None:
     dropped = corpus_json(built)["dropped_any"]
     assert dropped["exact_duplicate"] == 40
     assert dropped["near_duplicate"] >= 10
-    assert dropped["perplexity_high"] >= 30
     unknown = catalogue(
         built,
         "SELECT count(*) FROM catalogue WHERE survivor IS NOT NULL "
@@ -189,6 +203,23 @@ def test_what_was_planted_is_found(built: dict[str, Any]) -> None:
     assert unknown == [(0,)]
     close = catalogue(built, "SELECT min(jaccard) FROM catalogue WHERE jaccard IS NOT NULL")
     assert close[0][0] >= 0.7
+
+
+@pytest.mark.slow
+def test_the_perplexity_filter_finds_shuffled_text_and_spares_the_rest(
+    built: dict[str, Any], texts: list[str]
+) -> None:
+    planted = {content_id(text) for text in shuffled(texts)}
+    rows = catalogue(
+        built,
+        "SELECT content, list_contains(reasons, 'perplexity_high') FROM catalogue "
+        "WHERE split = 'train' AND (kept OR first_reason = 'perplexity_high')",
+    )
+    caught = [high for content, high in rows if content in planted]
+    lost = [high for content, high in rows if content not in planted]
+    assert len(caught) >= 10 and len(lost) >= 500
+    assert sum(caught) / len(caught) > 0.8
+    assert sum(lost) / len(lost) < 0.1
 
 
 @pytest.mark.slow
@@ -203,14 +234,17 @@ def test_shards_hold_the_kept_text_and_the_catalogue_says_where(built: dict[str,
         built,
         "SELECT shard, first_token, tokens, excerpt, bytes FROM catalogue WHERE shard IS NOT NULL",
     )
-    total = 0
+    total = hostile = 0
     for shard, first, count, excerpt, size in rows:
         ids = tokens[shard][first : first + count]
         assert (ids[0], ids[-1]) == (1, 2)
+        assert min(ids[1:-1]) >= len(SPECIAL_TOKENS)
         text = tokenizer.decode(ids[1:-1].tolist(), skip_special_tokens=False)
+        hostile += "<|eos|>" in text
         assert text.startswith(excerpt) and len(text.encode()) == size
         total += count
     splits = content["splits"].values()
+    assert hostile
     assert total == sum(split["tokens"] for split in splits) == sum(map(len, tokens.values()))
     assert sum(row[4] for row in rows) == sum(split["bytes"] for split in splits)
     assert len(content["splits"]["train"]["shards"]) > 1
@@ -296,16 +330,34 @@ def test_a_kill_at_any_moment_loses_nothing(
 
 
 @pytest.mark.slow
-def test_finished_parts_are_not_read_again(built: dict[str, Any], tmp_path: Path) -> None:
-    values = recipe(built["data"], workers=1)
-    spec = make_spec(tmp_path, values)
-    run(tmp_path, values)
-    parts = {p: p.stat().st_mtime_ns for p in Path(spec.work).glob("part-*/documents.parquet")}
-    assert len(parts) == 6
-    manifest = Path(spec.output.removeprefix("file://")) / "manifest.json"
-    manifest.unlink()
-    assert digests(run(tmp_path, values)) == digests(built)
-    assert parts == {p: p.stat().st_mtime_ns for p in parts}
+def test_finished_parts_and_scores_are_not_made_again(
+    built: dict[str, Any], tmp_path: Path
+) -> None:
+    spec = make_spec(tmp_path, recipe(built["data"], workers=1))
+    results = []
+    for number in range(2):
+        out = tmp_path / f"out-{number}"
+        out.mkdir()
+        progress = Progress(tmp_path / "progress.jsonl")
+        context = StageContext(
+            spec=spec,
+            params=CorpusParams.model_validate(spec.params),
+            out=out,
+            work=tmp_path / "work",
+            inputs={},
+            progress=progress,
+            tracker=Tracker(None, tmp_path / "metrics.jsonl"),
+            external=spec.external,
+        )
+        main.run(context)
+        progress.close()
+        made = {p.name: p.stat().st_mtime_ns for p in context.work.iterdir()}
+        files = {p.relative_to(out): file_sha256(p) for p in out.rglob("*") if p.is_file()}
+        results.append((made, files))
+    assert results[0] == results[1]
+    made = sorted(name.partition("-")[0] for name in results[0][0])
+    assert Counter(made) == {"part": 6, "shares": 6, "heldout": 1, "perplexity": 1}
+    assert {str(p): d for p, d in results[0][1].items()} == digests(built)
 
 
 def outcome_of(home: Path, values: dict[str, Any]) -> Outcome:
