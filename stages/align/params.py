@@ -67,7 +67,7 @@ class KlParams(Strict):
         description="fixed, or adaptive: the coefficient follows the KL towards its target",
     )
     coefficient: float = Field(
-        0.1, ge=0, le=100, description="First (or fixed) weight of the KL in the reward"
+        0.07, ge=0, le=100, description="First (or fixed) weight of the KL in the reward"
     )
     target: float = Field(
         4.0, gt=0, description="KL to keep near, in nats an answer (adaptive control alone)"
@@ -94,7 +94,7 @@ class PpoParams(Strict):
     )
     answer_tokens: int = Field(32, ge=1, description="Longest answer, in tokens")
     temperature: float = Field(1.0, gt=0, le=10, description="Sampling temperature of rollouts")
-    learning_rate: float = Field(2e-4, gt=0, le=1, description="Learning rate of the policy")
+    learning_rate: float = Field(3e-4, gt=0, le=1, description="Learning rate of the policy")
     value_learning_rate: float = Field(3e-4, gt=0, le=1, description="Learning rate of the values")
     warmup_iterations: int = Field(
         2, ge=0, description="First iterations in which the values learn and the policy does not"
