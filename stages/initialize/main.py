@@ -11,6 +11,7 @@ from trainwright.stages.artifact import file_sha256
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import DataError, Params, StageResult, UsageError
 from trainwright.stages.initialize.params import Architecture, InitializeParams
+from trainwright.stages.model.vocabulary import same_vocabulary
 
 
 def identify(params: Params) -> dict[str, str]:
@@ -118,17 +119,6 @@ def given_model(given: str, tokenizer: Path) -> Any:
             f"corpus.tokenizer.folder to {given!r}, so that the text is tokenized as the model expects"
         )
     return load_causal(folder, torch.device("cpu"))
-
-
-def same_vocabulary(one: Path, other: Path) -> bool:
-    """Whether two tokenizer.json files give a text the same tokens: equal model and added tokens."""
-    a, b = (json.loads(path.read_text(encoding="utf-8")) for path in (one, other))
-    keys = ("model", "normalizer", "pre_tokenizer")
-    return all(a.get(key) == b.get(key) for key in keys) and _added(a) == _added(b)
-
-
-def _added(tokenizer: dict[str, Any]) -> set[tuple[int, str]]:
-    return {(entry["id"], entry["content"]) for entry in tokenizer.get("added_tokens", [])}
 
 
 def save(model: Any, tokenizer: Path, target: Path) -> None:

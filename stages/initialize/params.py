@@ -22,7 +22,9 @@ class Architecture(Strict):
     intermediate_size: int = Field(512, ge=8, description="Width of the feed-forward layer")
     max_position_embeddings: int = Field(512, ge=8, description="Longest sequence, in tokens")
     rope_theta: float = Field(10_000.0, gt=0, description="Base of the rotary embedding")
-    tie_word_embeddings: bool = Field(True, description="One matrix for input and output embeddings")
+    tie_word_embeddings: bool = Field(
+        True, description="One matrix for input and output embeddings"
+    )
 
     @model_validator(mode="after")
     def _divides(self) -> Architecture:
@@ -57,7 +59,9 @@ class InitializeParams(Params):
     std: float = Field(
         0.02, gt=0, description="Standard deviation of embeddings, and of matrices with `normal`"
     )
-    seed: int = Field(0, ge=0, description="Seed; each parameter draws from its own stream, by name")
+    seed: int = Field(
+        0, ge=0, description="Seed; each parameter draws from its own stream, by name"
+    )
     from_folder: str | None = runtime(
         None,
         "Hugging Face folder to go on with (continued pretraining); its content counts, not its place",
@@ -69,10 +73,9 @@ class InitializeParams(Params):
 
     @model_validator(mode="after")
     def _one_origin(self) -> InitializeParams:
-        if self.from_folder is not None and "architecture" in self.model_fields_set:
-            if self.architecture != Architecture():
-                raise ValueError(
-                    "both from_folder and architecture are given: a folder brings its own "
-                    "architecture; leave one of them out"
-                )
+        if self.from_folder is not None and self.architecture != Architecture():
+            raise ValueError(
+                "both from_folder and architecture are given: a folder brings its own "
+                "architecture; leave one of them out"
+            )
         return self

@@ -1,14 +1,23 @@
-"""Hugging Face folders: read with checks, written so that equal weights give equal bytes."""
+"""Hugging Face folders: read with checks, written so that equal weights give equal bytes.
+
+Other rooms use:
+- `load_causal(folder, device)`: the model in float32; weights from safetensors alone, every one of them
+- `load_tokenizer(folder)`, `check_fit(model, tokenizer, longest, what)`
+- `save_folder(model, source, target)`: weights, configuration, and the tokenizer files of `source`
+- `pick_device()`, `use_threads(n)`, `quiet()`
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -41,19 +50,91 @@ def load_tokenizer(folder: Path) -> Any:
     """The folder's tokenizer; `DataError` if it cannot be read."""
     try:
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # The tokenizers library raises bare Exception for a broken file.
         raise DataError(f"{folder.name}: the tokenizer cannot be loaded: {_line(error)}") from None
 
 
-def load_causal(folder: Path, device: torch.device) -> PreTrainedModel:
-    """The folder's causal language model in float32, in evaluation mode."""
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32
+@dataclass(frozen=True)
+class Misfit:
+    """Names of weights that a folder's configuration and its weight files do not agree on."""
+
+    missing: tuple[str, ...]
+    """In the configuration's model, not in the files: transformers fills them with random numbers."""
+    unexpected: tuple[str, ...]
+    """In the files, with no place in the configuration's model: transformers leaves them out."""
+    mismatched: tuple[str, ...]
+    """Of another shape: transformers fills them with random numbers."""
+
+    def __len__(self) -> int:
+        return len(self.missing) + len(self.unexpected) + len(self.mismatched)
+
+    def __str__(self) -> str:
+        kinds = {
+            "not in the weight files": self.missing,
+            "of another shape": self.mismatched,
+            "unknown to the configuration": self.unexpected,
+        }
+        return ", ".join(
+            f"{len(names)} weights {what} ({names[0]} ...)"
+            for what, names in kinds.items()
+            if names
         )
-    except (OSError, ValueError) as error:
+
+
+def load_with_misfit(
+    folder: Path, device: torch.device, dtype: torch.dtype = torch.float32
+) -> tuple[PreTrainedModel, Misfit]:
+    """The folder's causal language model in evaluation mode, and what did not fit.
+
+    Pickled weights and code in the folder are never run. `DataError` if it cannot be loaded at all.
+    """
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=dtype,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except _LOADING_ERRORS as error:
         raise DataError(f"{folder.name}: the model cannot be loaded: {_line(error)}") from None
-    return model.to(device).eval()
+    model, info = loaded
+    misfit = Misfit(
+        missing=tuple(sorted(info["missing_keys"])),
+        unexpected=tuple(sorted(info["unexpected_keys"])),
+        mismatched=tuple(sorted(_name(entry) for entry in info["mismatched_keys"])),
+    )
+    return model.to(device).eval(), misfit
+
+
+_LOADING_ERRORS = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    SafetensorError,
+)
+
+
+def load_causal(folder: Path, device: torch.device) -> PreTrainedModel:
+    """The folder's causal language model in float32, in evaluation mode.
+
+    Refused are weights that are missing or of another shape: transformers would go on with random
+    ones.
+    """
+    model, misfit = load_with_misfit(folder, device)
+    if misfit.missing or misfit.mismatched:
+        raise DataError(
+            f"{folder.name}: config.json and the weights do not belong together: {misfit}; "
+            "save configuration and weights of one model with save_pretrained"
+        )
+    return model
 
 
 def check_fit(model: PreTrainedModel, tokenizer: Any, longest: int, what: str) -> None:
@@ -100,5 +181,9 @@ def drop_origin(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
+def _name(entry: Any) -> str:
+    return entry if isinstance(entry, str) else str(entry[0])
+
+
 def _line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

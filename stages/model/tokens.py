@@ -19,18 +19,16 @@ class Split:
     """The tokens of a split (`train`, `heldout`), shard after shard."""
 
     def __init__(self, corpus: Path, name: str) -> None:
-        meta = json.loads((corpus / "corpus.json").read_text())
+        meta = _read_meta(corpus, name)
         dtype = np.dtype(meta["dtype"]).newbyteorder("<")
+        said = meta["splits"][name]
         self.vocabulary = int(meta["vocab_size"])
+        self.bytes = int(said.get("bytes", 0))
+        """UTF-8 bytes of the documents' text."""
         self._shards: list[Array] = []
-        for shard in meta["splits"][name]["shards"]:
-            tokens = np.memmap(corpus / "shards" / shard["file"], dtype=dtype, mode="r")
-            if len(tokens) != shard["tokens"]:
-                raise DataError(
-                    f"shards/{shard['file']} has {len(tokens)} tokens, corpus.json says "
-                    f"{shard['tokens']}: build the corpus again"
-                )
-            self._shards.append(tokens)
+        for shard in said["shards"]:
+            if shard["tokens"]:
+                self._shards.append(_map_shard(corpus / "shards" / shard["file"], dtype, shard))
         self._ends = np.cumsum([len(shard) for shard in self._shards])
         if not self._shards or self._ends[-1] < 2:
             raise DataError(f"the corpus has no tokens in its split {name!r}")
@@ -66,3 +64,27 @@ class Split:
         for at in range(0, len(starts), rows):
             group = [self.read(s, s + length + 1) for s in starts[at : at + rows]]
             yield torch.from_numpy(np.stack(group))
+
+
+def _read_meta(corpus: Path, split: str) -> dict[str, Any]:
+    try:
+        meta: dict[str, Any] = json.loads((corpus / "corpus.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"corpus.json cannot be read: {error}; build the corpus again") from None
+    missing = [key for key in ("dtype", "vocab_size", "splits") if key not in meta]
+    if missing or split not in meta["splits"]:
+        lacks = missing[0] if missing else f"splits.{split}"
+        raise DataError(f"corpus.json has no {lacks!r}: it is not a corpus; build the corpus again")
+    return meta
+
+
+def _map_shard(path: Path, dtype: np.dtype[Any], said: dict[str, Any]) -> Array:
+    if not path.is_file():
+        raise DataError(f"shards/{path.name} is missing: build the corpus again")
+    size = path.stat().st_size
+    if size != said["tokens"] * dtype.itemsize:
+        raise DataError(
+            f"shards/{path.name} has {size / dtype.itemsize:g} tokens, corpus.json says "
+            f"{said['tokens']}: build the corpus again"
+        )
+    return np.memmap(path, dtype=dtype, mode="r")

@@ -40,7 +40,7 @@ class ValidateParams(Params):
         description="Beginnings that the model continues, to see that it generates",
         min_length=1,
     )
-    sample_tokens: int = Field(32, ge=1, le=4096, description="Tokens of a sample")
+    sample_tokens: int = Field(32, ge=8, le=4096, description="Tokens of a sample")
     max_repeat_share: float = Field(
         0.9,
         gt=0,
