@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,6 +34,7 @@ _MIN_DISK, _LOW_DISK = 3.0, 10.0
 _MIN_SHM = 0.064
 """A container's default; two gloo ranks need some megabytes, a data loader more."""
 _REMOTE_SECONDS = 3.0
+_OP = "deepspeed_shm_comm"
 _CLOCK_WARN, _CLOCK_FAIL = 30.0, 900.0
 """Seconds. S3 refuses requests that are 15 minutes off."""
 
@@ -279,13 +282,28 @@ def deepspeed_ops(place: Settings) -> Checked:
         return warn(title, "deepspeed is not installed here", "pip install 'trainwright[train]'")
     if Path("/proc/driver/nvidia/version").exists():
         return ok(title, "a GPU is here: the op of CPU ranks is not needed")
-    if any(folder.glob("**/deepspeed_shm_comm.so")):
-        return ok(title, f"compiled, in {folder}")
-    return warn(
-        title,
-        f"not compiled yet in {folder}",
-        "the first run compiles it (a minute or more); now: trainwright doctor --prebuild",
-    )
+    compiled = any(folder.glob(f"**/{_OP}.so"))
+    made_by = _makers_of_op(folder)
+    mend = "the first run compiles it (a minute or more); now: trainwright doctor --prebuild"
+    if not compiled or made_by is None:
+        return warn(title, f"not compiled yet in {folder}", mend)
+    moved = [
+        f"{name} {made_by[name]} -> {version}"
+        for name in ("deepspeed", "torch")
+        if (version := _installed(name)) is not None and made_by.get(name, version) != version
+    ]
+    if moved:
+        return warn(title, f"compiled in {folder} by other versions: {', '.join(moved)}", mend)
+    return ok(title, f"compiled, in {folder}")
+
+
+def _makers_of_op(folder: Path) -> dict[str, str] | None:
+    """The versions that compiled the op, as the build that went to its end has left them."""
+    try:
+        said = json.loads((folder / f"{_OP}.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return said if isinstance(said, dict) else None
 
 
 def stale_locks(place: Settings) -> Checked:
@@ -293,20 +311,23 @@ def stale_locks(place: Settings) -> Checked:
     locks = sorted(place.torch_extensions.glob("**/lock"))
     if not locks:
         return ok("build locks", "none")
-    names = ", ".join(str(path) for path in locks)
-    if _building():
-        return warn("build locks", f"a build is under way: {names}", "wait for it")
+    held = _open_files()
+    stale = [str(path) for path in locks if str(path.resolve()) not in held]
+    if not stale:
+        return warn("build locks", f"a build is under way: {locks[0].parent}", "wait for it")
+    names = " ".join(shlex.quote(path) for path in stale)
     return fail("build locks", f"left by a killed build: {names}", f"rm {names}")
 
 
-def _building() -> bool:
+def _open_files() -> set[str]:
+    """Paths that processes have open: a build holds its lock open until it ends."""
     import psutil
 
-    for process in psutil.process_iter(["name", "cmdline"]):
-        line = " ".join(process.info["cmdline"] or [])
-        if process.info["name"] == "ninja" or "build_shm_op" in line:
-            return True
-    return False
+    found: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            found.update(file.path for file in process.open_files())
+    return found
 
 
 # -- what is elsewhere

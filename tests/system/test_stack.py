@@ -13,6 +13,7 @@ import httpx
 import psutil
 import pytest
 from rich.console import Console
+
 from trainwright.flows import stack
 from trainwright.flows.automations import ZOMBIES
 from trainwright.flows.prefect_local import free_port
@@ -165,6 +166,7 @@ def test_a_start_that_was_killed_is_finished_by_the_next(home: Path) -> None:
 
 def test_runs_made_without_a_server_and_with_it_are_the_same_to_mlflow(home: Path) -> None:
     from mlflow import MlflowClient
+
     from trainwright.flows.mlflow_runs import MlflowRuns
 
     place = settings()

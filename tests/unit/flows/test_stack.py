@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+
 from trainwright.flows import stack
 from trainwright.flows.automations import SILENT_SECONDS, zombie_automation
 from trainwright.stages.contract import TransientError, UsageError
