@@ -5,6 +5,7 @@ Nothing here knows a figure of its own: a figure that no record has is shown as 
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,21 +293,42 @@ def write_markdown(run: RunRecord, steps: Steps, path: Path) -> Path:
 # -- the page
 
 
+def all_samples(steps: Steps) -> dict[str, Any]:
+    """Every sample of every step, as JSON: `completions` and, of tuning, `before_and_after`."""
+    found: dict[str, Any] = {}
+    for name, record in steps.items():
+        said = {
+            "completions": [sample.model_dump() for sample in record.result.samples],
+            "before_and_after": record.result.summary.get("samples") or [],
+        }
+        if kept := {kind: rows for kind, rows in said.items() if rows}:
+            found[name.value] = kept
+    return found
+
+
 def write_html(
     run: RunRecord, steps: Steps, path: Path, extra: dict[str, Any] | None = None
 ) -> Path:
-    """Write the run's page: one file that loads nothing; plots lie beside it as PNG, too.
+    """Write the run's page: one file that loads nothing.
 
-    `extra` is shown at the end, a section a key (tables, texts).
+    Beside it lie the plots as PNG and, if there are any, samples as `samples.json`. `extra` is shown at
+    the end, a section a key (tables, texts).
     """
     from trainwright.flows.page import gather, render
 
     material = gather(run, steps)
-    html = render(material, extra or {})
+    _write(path, render(material, extra or {}).encode("utf-8", "replace"))
+    for name, data in material.pngs().items():
+        _write(path.with_name(f"{name}.png"), data)
+    if samples := all_samples(steps):
+        # ASCII, since a model may write half of a surrogate pair, which UTF-8 cannot.
+        _write(path.with_name("samples.json"), json.dumps(samples, indent=1).encode())
+    return path
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(html.encode("utf-8", "replace"))
+    temporary.write_bytes(data)
     temporary.replace(path)
-    for name, data in material.pngs().items():
-        (path.parent / f"{name}.png").write_bytes(data)
-    return path

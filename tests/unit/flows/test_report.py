@@ -211,6 +211,24 @@ def test_the_page_loads_nothing_from_anywhere(tmp_path: Path) -> None:
     assert policy and "default-src 'none'" in (policy[0] or "")
 
 
+def test_samples_are_kept_beside_the_page_for_programs(tmp_path: Path) -> None:
+    steps = sample_steps()
+    said = [{"prompt": "Return the", "completion": "\ud800 list"}]
+    steps[StepName.VALIDATE] = sample_record(
+        StepName.VALIDATE, result=StageResult(metrics=METRICS[StepName.VALIDATE], samples=said)
+    )
+    page(tmp_path, steps)
+    kept = json.loads((tmp_path / "r" / "samples.json").read_text(encoding="utf-8"))
+    assert kept["validate"]["completions"] == said
+    assert kept["instruct"]["before_and_after"] == SAMPLES
+    assert "corpus" not in kept
+
+
+def test_a_run_without_samples_leaves_no_file_of_samples(tmp_path: Path) -> None:
+    page(tmp_path, {StepName.CORPUS: sample_record(StepName.CORPUS)})
+    assert not (tmp_path / "r" / "samples.json").exists()
+
+
 def test_hostile_text_is_text_wherever_it_stands(tmp_path: Path) -> None:
     plain = page(tmp_path, sample_steps(), extra={"x": "y"})
     summary = {
