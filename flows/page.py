@@ -26,7 +26,7 @@ from trainwright.flows.findings import (
 )
 from trainwright.flows.page_style import STYLE
 from trainwright.flows.plots import Plot
-from trainwright.flows.report import advice, outcome, place_of, printable, tuning_samples
+from trainwright.flows.report import advice, outcome, printable, tuning_samples
 from trainwright.flows.runs import RunRecord, RunState
 from trainwright.stages.artifact import Manifest, open_artifact
 from trainwright.stages.contract import StageError, StageRecord, StageState
@@ -375,13 +375,18 @@ def _stages(material: Material) -> str:
             f'<td><span class="pill {pill}">{esc(outcome(record))}</span></td>'
             f'<td class="num">{esc(show_seconds(record.seconds))}</td>'
             f'<td class="metrics">{_key_metrics(record)}</td>'
-            f'<td class="place">{digest}<code class="dim">{esc(place_of(record))}</code></td></tr>'
+            f'<td class="place">{digest}<code class="dim">{esc(_full_place(record))}</code></td></tr>'
         )
     head = "".join(f"<th>{h}</th>" for h in ("stage", "", "time", "key metrics", "artifact"))
     return (
         f'<h2>Stages</h2><div class="scroll stages"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
+
+
+def _full_place(record: StageRecord) -> str:
+    """A page is read from elsewhere, so a path in it is whole."""
+    return record.artifact.uri.removeprefix("file://") if record.artifact else ""
 
 
 def _key_metrics(record: StageRecord) -> str:

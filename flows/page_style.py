@@ -62,6 +62,7 @@ th { font-weight: 600; color: var(--dim); white-space: nowrap; }
 .stages { width: 100%; max-height: none; }
 .stages table { width: 100%; }
 .stages td.metrics { min-width: 240px; }
+.stages td.place code { word-break: break-all; }
 .metric { display: inline-block; margin-right: 14px; white-space: nowrap; }
 .metric b { font-weight: 600; font-variant-numeric: tabular-nums; }
 details { margin: 10px 0; background: var(--card); border: 1px solid var(--rule);

@@ -208,6 +208,7 @@ def histogram_plot(histogram: Any) -> Plot | None:
     if bins < 1 or None in edges or not counts:
         return None
     places = [edge for edge in edges if edge is not None]
+    cuts = thresholds(histogram.get("thresholds"))
     names = {"kept": "kept", "low": "cut: too predictable", "high": "cut: too surprising"}
 
     def draw(axes: Axes) -> None:
@@ -220,14 +221,41 @@ def histogram_plot(histogram: Any) -> Plot | None:
                     label=names[name],
                 )  # fmt: skip
                 floor = [a + b for a, b in zip(floor, counts[name], strict=True)]
-        axes.set_xscale("log")
+        _cuts(axes, cuts)
+        axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: _short(value))
         axes.set_xlabel("perplexity a word, by the reference model")
         axes.set_ylabel("documents")
         axes.grid(axis="y")
-        axes.legend()
+        _legend_above(axes)
 
     return Plot("corpus-perplexity", "Perplexity filter", draw)
+
+
+def thresholds(rows: Any) -> list[float]:
+    """Every perplexity at which a source and length is cut, low or high."""
+    found = set()
+    for row in rows if isinstance(rows, list) else []:
+        if isinstance(row, Mapping):
+            found |= {number(row.get("low")), number(row.get("high"))}
+    return sorted(value for value in found if value is not None and value > 0)
+
+
+def _cuts(axes: Axes, cuts: list[float]) -> None:
+    for at, value in enumerate(cuts):
+        name = "thresholds, by source and length" if at == 0 else None
+        axes.axvline(value, color=INK, linewidth=0.8, linestyle="--", alpha=0.7, label=name)
+
+
+def _legend_above(axes: Axes) -> None:
+    """A legend over the axes, where it hides nothing."""
+    axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, columnspacing=1.2)
+
+
+def _whole_steps(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
 def reward_plot(reward: Points, kl: Points) -> Plot | None:
@@ -238,7 +266,8 @@ def reward_plot(reward: Points, kl: Points) -> Plot | None:
     def draw(axes: Axes) -> None:
         _lines(axes, [("reward", reward, BLUE), ("KL to the reference, nats", kl, ORANGE)])
         axes.set_xlabel("PPO iteration")
-        axes.legend()
+        _whole_steps(axes)
+        _legend_above(axes)
 
     return Plot("reward", "Reward and KL while PPO trains", draw)
 
@@ -252,6 +281,7 @@ def tuning_plot(loss: Points) -> Plot | None:
         _lines(axes, [("loss", loss, BLUE)])
         axes.set_xlabel("step")
         axes.set_ylabel("answer loss, nats a token")
+        _whole_steps(axes)
 
     return Plot("instruct-loss", "LoRA instruction tuning", draw)
 
@@ -277,8 +307,12 @@ def int8_plot(metrics: Mapping[str, float]) -> Plot | None:
         axes.set_xlabel("file size, MB")
         axes.set_ylabel("held-out perplexity")
         axes.set_xlim(0, 1.15 * max(x for _, x, _, _ in rows))
-        axes.margins(y=0.35)
+        # Never less than 3% around the float model: a difference of nothing must look like nothing.
+        heights = [y for _, _, y, _ in rows]
+        axes.set_ylim(min(*heights, 0.97 * heights[0]), max(*heights, 1.03 * heights[0]))
+        axes.margins(y=0.1)
+        axes.ticklabel_format(axis="y", useOffset=False)
         axes.grid()
-        axes.legend()
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1.0))
 
     return Plot("int8", "int8 against float32", draw)
