@@ -173,11 +173,12 @@ def up(console: Console, *, deploy: Deploy | None = None) -> Stack:
             console.print("the stack is up already")
             _show(console, stack, [])
             return stack
-        starting = Starting(place, console, stack)
-        with _terminate_as_interrupt():
+        with Interrupts() as interrupts:
+            starting = Starting(place, console, stack, interrupts)
             try:
                 names = starting.run(deploy)
             except BaseException:
+                interrupts.hold()
                 starting.undo()
                 raise
     _show(console, stack, names)
@@ -199,23 +200,51 @@ def _only_one(home: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """SIGTERM as Ctrl-C, so that it too leaves nothing behind."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+class Interrupts:
+    """Ctrl-C and SIGTERM while the stack starts: both are a `KeyboardInterrupt`, and remembered.
+
+    Python drops an exception that a signal raises within a callback (of an import, say): then the
+    start would go on as if nobody had asked. `check` asks again.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                # Who runs us in the background with signals ignored keeps them ignored.
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._ask)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: object) -> None:
+        self.asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """`KeyboardInterrupt` if somebody has asked for the end."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def hold(self) -> None:
+        """From now on let nothing interrupt: what was begun is being undone."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
 
 
 class Starting:
     """One start of a stack: what it started is known, so that it can be undone."""
 
-    def __init__(self, place: Settings, console: Console, stack: Stack) -> None:
+    def __init__(
+        self, place: Settings, console: Console, stack: Stack, interrupts: Interrupts
+    ) -> None:
+        self.interrupts = interrupts
         self.place = place
         self.console = console
         self.stack = stack
@@ -237,6 +266,7 @@ class Starting:
             # Before the deployments: it creates the work pool, with its job template.
             self._start_worker(urls)
         names = self._prepare(urls["prefect"], deploy)
+        self.interrupts.check()
         self.stack.urls = urls
         self.stack.save()
         return names
@@ -325,6 +355,7 @@ class Starting:
         service = self.stack.services[name]
         deadline = time.monotonic() + _START_SECONDS
         while not ready():
+            self.interrupts.check()
             self._refuse_dead(service)
             if time.monotonic() > deadline:
                 raise TransientError(
@@ -471,13 +502,19 @@ def marked(home: Path) -> list[psutil.Process]:
 
 
 def _show(console: Console, stack: Stack, deployments: list[str]) -> None:
+    page = stack.urls.get("prefect_ui", "")
     lines: list[tuple[str, Any]] = [
-        ("Prefect", stack.urls.get("prefect_ui", "")),
+        ("Prefect", page),
         ("MLflow", stack.urls.get("mlflow", "")),
         ("logs", stack.home / "stack"),
     ]
     if deployments:
         lines.append(("deployments", ", ".join(deployments)))
-    lines.append(("end it with", "trainwright down"))
+    lines += [
+        ("start a run", f"{page}/deployments: pipeline, Run, Custom run; its form has every knob"),
+        ("run it again", "the same page: rerun-stage, with run and stage; or Retry on a flow run"),
+        ("compare runs", "on MLflow's page: experiment trainwright, tick two runs, Compare"),
+        ("end it with", "trainwright down (make down)"),
+    ]
     for name, value in lines:
         console.print(f"  {name:<13}{value}", markup=False, soft_wrap=True)

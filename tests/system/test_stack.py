@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -16,8 +17,12 @@ from rich.console import Console
 
 from trainwright.flows import stack
 from trainwright.flows.automations import ZOMBIES
+from trainwright.flows.deployments import deploy
 from trainwright.flows.prefect_local import free_port
+from trainwright.flows.recipe import load_recipe
+from trainwright.flows.runs import Runs
 from trainwright.stages.settings import settings
+from trainwright.stages.store import open_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -55,6 +60,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home of its own, with free ports; whatever a test leaves is ended."""
     folder = tmp_path / "home"
     monkeypatch.setenv("TRAINWRIGHT_HOME", str(folder))
+    monkeypatch.setenv("PREFECT_HOME", str(folder / "prefect"))
     for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "TRAINWRIGHT_STORE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TRAINWRIGHT_PREFECT_PORT", str(free_port()))
@@ -119,7 +125,7 @@ def test_the_stack_comes_up_mends_itself_and_goes_down_leaving_nothing(home: Pat
     # A killed worker and a killed MLflow server (whose child still holds the port) are replaced.
     os.kill(before["worker"], signal.SIGKILL)
     os.kill(before["mlflow"], signal.SIGKILL)
-    wait_for(lambda: not stack.stack_status(home).up)
+    wait_for(lambda: list(stack.stack_status(home).alive.values()) == [True, False, False])
     mended = stack.up(_QUIET)
     assert pids(mended)["prefect"] == before["prefect"]
     assert pids(mended)["worker"] != before["worker"]
@@ -140,6 +146,94 @@ def test_the_stack_comes_up_mends_itself_and_goes_down_leaving_nothing(home: Pat
     assert not psutil.pid_exists(int(flow)) and not psutil.pid_exists(int(child))
     assert not (home / "stack.json").exists()
     assert stack.marked(home) == []
+
+
+def tiny() -> dict[str, Any]:
+    return load_recipe(str(Path(__file__).parents[1] / "recipes" / "tiny.yaml")).dump()
+
+
+def deployment(api: str, name: str) -> dict[str, Any]:
+    answer = httpx.get(f"{api}/deployments/name/{name}/{name}").raise_for_status()
+    return dict(answer.json())
+
+
+def create_flow_run(api: str, name: str, parameters: dict[str, Any]) -> httpx.Response:
+    url = f"{api}/deployments/{deployment(api, name)['id']}/create_flow_run"
+    return httpx.post(url, json={"parameters": parameters}, timeout=30)
+
+
+def wait_for_end(api: str, flow_run: str) -> str:
+    def ended() -> str | None:
+        state = httpx.get(f"{api}/flow_runs/{flow_run}").json()["state"]["type"]
+        return str(state) if state in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+
+    wait_for(ended, 300)
+    return ended() or ""
+
+
+def test_the_deployments_refuse_bad_forms_and_run_good_ones_in_the_worker(home: Path) -> None:
+    api = stack.up(_QUIET, deploy=deploy).urls["prefect"]
+    forms = {
+        name: deployment(api, name)["parameter_openapi_schema"]["properties"]
+        for name in ("pipeline", "data-refresh", "rerun-stage")
+    }
+    assert {name: list(form) for name, form in forms.items()} == {
+        "pipeline": ["recipe", "from_stage", "to_stage", "only", "force"],
+        "data-refresh": ["recipe"],
+        "rerun-stage": ["run", "stage", "onward"],
+    }
+    schedules = deployment(api, "data-refresh")["schedules"]
+    assert [(s["active"], s["schedule"]["cron"]) for s in schedules] == [(False, "0 3 * * *")]
+
+    nested, range_ = tiny(), tiny()
+    nested["align"]["ppo"]["klx"] = 1
+    range_["align"]["ppo"]["iterations"] = -4
+    for name, parameters, fault in (
+        ("pipeline", {"recipe": tiny(), "nonsense": 1}, "'nonsense' was unexpected"),
+        ("pipeline", {"recipe": nested}, "'recipe.align.ppo'"),
+        ("pipeline", {"recipe": range_}, "'recipe.align.ppo.iterations'"),
+        ("rerun-stage", {"run": "latest", "stage": "pretrian"}, "'pretrian' is not one of"),
+        ("data-refresh", {"recipe": tiny(), "only": "corpus"}, "'only' was unexpected"),
+    ):
+        refused = create_flow_run(api, name, parameters)
+        assert refused.status_code == 409 and fault in refused.text
+
+    made = create_flow_run(api, "pipeline", {"recipe": tiny(), "to_stage": "initialize"})
+    flow_run = made.raise_for_status().json()["id"]
+    assert wait_for_end(api, flow_run) == "COMPLETED"
+    runs = Runs(open_store(settings().store))
+    run = runs.load("latest")
+    assert run.prefect_flow_run_id == flow_run and run.state == "completed"
+    assert mlflow_steps(run.id) == {"-", "corpus", "initialize"}
+
+    # One stage again: in the same run, which then has no other stage.
+    again = create_flow_run(api, "rerun-stage", {"run": run.id, "stage": "initialize"})
+    assert wait_for_end(api, again.raise_for_status().json()["id"]) == "COMPLETED"
+    assert runs.names() == [run.id]
+    assert mlflow_steps(run.id) == {"-", "corpus", "initialize"}
+
+
+def mlflow_steps(run_id: str) -> set[str]:
+    """Steps of a run that MLflow's server shows as finished (`-` is the run itself)."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(settings().mlflow_uri)
+    experiment = client.get_experiment_by_name("trainwright")
+    assert experiment is not None
+    condition = f"tags.`trainwright.run` = '{run_id}' and attributes.status = 'FINISHED'"
+    found = client.search_runs([experiment.experiment_id], condition)
+    return {run.data.tags["trainwright.step"] for run in found}
+
+
+def test_addresses_of_a_stack_that_was_killed_are_not_used(home: Path) -> None:
+    up = stack.up(_QUIET)
+    for pid in pids(up).values():
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not any(stack.stack_status(home).alive.values()))
+    assert (home / "stack.json").exists()
+    assert settings().prefect_api is None
+    assert settings().mlflow_uri == f"sqlite:///{home / 'mlflow.db'}"
+    assert stack.down(_QUIET) is True, "children of the killed servers are ended"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
