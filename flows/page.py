@@ -231,6 +231,13 @@ def _is_plain(value: Any) -> bool:
     return True
 
 
+def _is_small(value: Any) -> bool:
+    """Whether it is a table of names and short values, which can stand beside others."""
+    return isinstance(value, Mapping) and all(
+        _is_plain(inner) and len(str(inner)) <= 40 for inner in value.values()
+    )
+
+
 def _show_dict(value: Mapping[Any, Any], depth: int) -> str:
     if not value:
         return '<p class="dim">nothing</p>'
@@ -245,7 +252,8 @@ def _show_dict(value: Mapping[Any, Any], depth: int) -> str:
             )
         else:
             level = "h3" if depth == 0 else "h4"
-            parts.append(f"<{level}>{esc(_words(key))}</{level}>{show(inner, depth + 1, str(key))}")
+            shown = f"<{level}>{esc(_words(key))}</{level}>{show(inner, depth + 1, str(key))}"
+            parts.append(f'<div class="part">{shown}</div>' if _is_small(inner) else shown)
     return "".join(parts)
 
 
@@ -254,7 +262,7 @@ def _pairs(values: Mapping[Any, Any]) -> str:
         f"<tr><th>{esc(_words(k))}</th><td{_align(v)}>{cell(v, str(k))}</td></tr>"
         for k, v in values.items()
     )
-    return f'<div class="scroll"><table>{rows}</table></div>'
+    return f'<div class="scroll pairs"><table>{rows}</table></div>'
 
 
 def _align(value: Any) -> str:
@@ -304,6 +312,7 @@ def render(material: Material, extra: Mapping[str, Any]) -> str:
         _learned(findings(material.steps)),
         _stages(material),
         _plots(material.plots),
+        _tables(material),
         _samples(material.steps),
         _details(material),
         *(f"<h2>{esc(_words(key))}</h2>{show(value)}" for key, value in extra.items()),
@@ -408,6 +417,24 @@ def _plots(found: list[Plot]) -> str:
         for p in found
     )
     return f'<h2>Plots</h2><div class="plots">{figures}</div>'
+
+
+_TABLES = (
+    (StepName.CORPUS, "sources", "Sources: what came in and what was kept"),
+    (StepName.VALIDATE, "checks", "Gate after pretraining"),
+    (StepName.ALIGN, "rm_accuracy_by_kind", "Reward model, by kind of pair: share judged right"),
+    (StepName.ACCEPT, "checks", "Gate of the export"),
+)
+
+
+def _tables(material: Material) -> str:
+    """The tables of the stages that a reader wants first; all others are under `_details`."""
+    parts = []
+    for name, key, title in _TABLES:
+        rows = _summary(material, name).get(key)
+        if isinstance(rows, list) and rows and all(isinstance(row, Mapping) for row in rows):
+            parts.append(f"<h3>{esc(title)}</h3>{table(rows)}")
+    return f"<h2>Tables</h2>{''.join(parts)}" if parts else ""
 
 
 def _samples(steps: Steps) -> str:

@@ -61,6 +61,8 @@ thead th { position: sticky; top: 0; background: var(--card); box-shadow: inset 
 th { font-weight: 600; color: var(--dim); white-space: nowrap; }
 .stages { width: 100%; max-height: none; }
 .stages table { width: 100%; }
+.pairs { max-height: none; }
+.part { display: inline-block; vertical-align: top; max-width: 100%; margin-right: 20px; }
 .stages td.metrics { min-width: 240px; }
 .stages td.place code { word-break: break-all; }
 .metric { display: inline-block; margin-right: 14px; white-space: nowrap; }

@@ -403,3 +403,20 @@ def test_values_of_every_kind_are_shown() -> None:
     assert show([{"a": 1}, {"b": 2}]).count("<tr>") == 3
     assert "<table" in show({"a": 1})
     assert show("two\nlines") == '<p class="text">two\nlines</p>'
+
+
+def test_gate_checks_and_kinds_of_pairs_stand_in_the_open(tmp_path: Path) -> None:
+    checks = [{"name": "heldout_loss", "value": 4.6, "threshold": "finite", "passed": True}]
+    kinds = [{"kind": "spliced", "pairs": 208, "reward_model": 0.77, "word_overlap": 0.66}]
+    steps = sample_steps()
+    for name, summary in (
+        (StepName.ACCEPT, {"checks": checks}),
+        (StepName.ALIGN, {"rm_accuracy_by_kind": kinds}),
+        (StepName.VALIDATE, {"checks": "broken"}),
+    ):
+        steps[name] = sample_record(name, result=StageResult(summary=summary))
+    text = page(tmp_path, steps).text
+    opened = text[text.index("Tables") : text.index("Everything the stages said")]
+    assert "spliced" in opened and "0.77" in opened
+    assert "Gate of the export" in opened and "finite" in opened
+    assert "Gate after pretraining" not in opened
