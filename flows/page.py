@@ -375,6 +375,8 @@ def _learned(found: list[Finding]) -> str:
 
 
 def _stages(material: Material) -> str:
+    if not material.steps:
+        return '<h2>Stages</h2><p class="dim">No stage was reached.</p>'
     rows = []
     for name, record in material.steps.items():
         pill = _STEP_PILLS.get(record.state, "bad")

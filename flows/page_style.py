@@ -50,7 +50,7 @@ figure { margin: 0; }
 figcaption { font-weight: 600; margin-bottom: 8px; }
 figure svg { display: block; width: 100%; height: auto; }
 figure svg text { font-family: inherit !important; }
-.scroll { overflow: auto; max-height: 460px; border: 1px solid var(--rule); border-radius: 8px;
+.scroll { overflow: auto; max-height: 640px; border: 1px solid var(--rule); border-radius: 8px;
   background: var(--card); width: fit-content; max-width: 100%; }
 .scroll + .scroll { margin-top: 12px; }
 table { border-collapse: collapse; font-size: 13.5px; }
