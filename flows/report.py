@@ -172,8 +172,10 @@ def print_summary(
         console.print(Text("\nsamples", style="bold"))
         for title, sample in samples:
             console.print(_sample(title, sample))
-    console.print(Text("\nwhat was learned", style="bold"))
-    console.print(_findings_table(findings(steps)))
+    # Of a run that ends before the chain does, what it never reached is not worth a line here.
+    if reached := [finding for finding in findings(steps) if finding.step in steps]:
+        console.print(Text("\nwhat was learned", style="bold"))
+        console.print(_findings_table(reached))
     console.print(Text(f"\nrun {run.id}: {run.state.value}", style="bold"))
     if run.error:
         console.print(Text(printable(run.error), style="red"))
