@@ -148,6 +148,24 @@ def test_the_stack_comes_up_mends_itself_and_goes_down_leaving_nothing(home: Pat
     assert stack.marked(home) == []
 
 
+def test_a_flow_run_whose_flow_and_worker_were_killed_is_crashed_by_the_server(home: Path) -> None:
+    up = stack.up(_QUIET, deploy=deploy_sleepy(home))
+    api = up.urls["prefect"]
+    made = create_flow_run(api, "sleepy", {}).raise_for_status().json()["id"]
+    wait_for((home / "sleepy.started").exists)
+    heartbeats = {
+        "filter": {
+            "event": {"name": ["prefect.flow-run.heartbeat"]},
+            "resource": {"id": [f"prefect.flow-run.{made}"]},
+        }
+    }
+    wait_for(lambda: httpx.post(f"{api}/events/filter", json=heartbeats).json()["events"])
+    flow, child, _ = (home / "sleepy.started").read_text().split()
+    for pid in (pids(up)["worker"], int(flow), int(child)):
+        os.kill(pid, signal.SIGKILL)
+    assert wait_for_end(api, made) == "CRASHED"
+
+
 def tiny() -> dict[str, Any]:
     return load_recipe(str(Path(__file__).parents[1] / "recipes" / "tiny.yaml")).dump()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -150,3 +151,24 @@ def test_the_automation_waits_for_two_missed_heartbeats_and_for_every_end() -> N
     assert trigger["after"] == ["prefect.flow-run.heartbeat"]
     ends = {name.rpartition(".")[2] for name in trigger["expect"]}
     assert ends == {"heartbeat", "Completed", "Failed", "Cancelled", "Crashed"}
+
+
+class Dropped:
+    """Python drops what a finalizer raises, a signal's `KeyboardInterrupt` too."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_python_dropped_is_not_forgotten() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stack.Interrupts() as interrupts:
+        interrupts.check()
+        dropped = Dropped()
+        del dropped
+        with pytest.raises(KeyboardInterrupt):
+            interrupts.check()
+        interrupts.hold()
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
