@@ -15,8 +15,8 @@ REFRESH_CRON = "0 3 * * *"
 
 def deployments(recipe: str = "demo") -> list[Any]:
     """The deployments as Prefect objects, not yet sent to a server; `recipe` fills their forms."""
-    from prefect.deployments.runner import EntrypointType
     from prefect.schedules import Cron
+    from prefect.types.entrypoint import EntrypointType
 
     from trainwright.flows.pipeline import pipeline
     from trainwright.flows.refresh import data_refresh
