@@ -66,16 +66,15 @@ def nearest(name: str, valid: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-def choose(kind: str, name: str, valid: Iterable[str]) -> str:
+def choose(kind: str, name: str, valid_names: Iterable[str]) -> str:
     """`name` if it is valid; else `UnknownNameError` with the nearest and all valid names."""
-    names = list(valid)
+    names = list(valid_names)
     if name in names:
         return name
     hint = nearest(name, names)
     meant = f"; did you mean {hint!r}?" if hint else ""
-    raise UnknownNameError(
-        f"there is no {kind} {name!r}{meant} The {kind}s are: {', '.join(names) or '(none yet)'}"
-    )
+    valid = ", ".join(names) or "(none yet)"
+    raise UnknownNameError(f"there is no {kind} {name!r}{meant or ';'} valid: {valid}")
 
 
 def step_named(name: str) -> StepName:
