@@ -16,7 +16,7 @@ quick: install
 	$(BIN)/pytest -m "not slow"
 
 lint: install
-	$(BIN)/ruff check . && $(BIN)/ruff format --check . && tests/typecheck.sh $(BIN)/mypy
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && tests/typecheck.sh $(BIN)/python
 
 up down: install
 	$(BIN)/trainwright $@

@@ -21,6 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pydantic import Field, ValidationError
+
 from trainwright.stages.contract import ArtifactRef, DataError, StageResult, Strict, TransientError
 from trainwright.stages.fingerprint import sha256_of
 from trainwright.stages.store import (

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+
 from trainwright.stages.contract import TransientError
 from trainwright.stages.store import ConditionFailedError, NotFoundError, Store, StoreError
 

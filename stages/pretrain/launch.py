@@ -53,7 +53,9 @@ def run_ranks(job: RankJob) -> Finished:
                 f"pretraining: the process group died twice without a new snapshot (step {now}); the "
                 "stage's log has what the ranks said"
             )
-        log.warning("the process group died (code %s): restart %d from step %d", code, restarts, now)
+        log.warning(
+            "the process group died (code %s): restart %d from step %d", code, restarts, now
+        )
         progress = now
 
 

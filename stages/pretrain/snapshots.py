@@ -1,7 +1,7 @@
 """Snapshots of all ranks in one folder; `COMPLETE`, written last with every file's digest, makes it one.
 
-    snapshots/step-000000400/state/...    what DeepSpeed writes, a file or more a rank
-    snapshots/step-000000400/COMPLETE     {"meta": {...}, "files": {name: sha256}}
+snapshots/step-000000400/state/...    what DeepSpeed writes, a file or more a rank
+snapshots/step-000000400/COMPLETE     {"meta": {...}, "files": {name: sha256}}
 """
 
 from __future__ import annotations

@@ -99,9 +99,7 @@ def _fit(job: RankJob, rank: int, progress: Progress | None, tracker: Tracker | 
     _finish(job, rank, trainer, first)
 
 
-def _trainer(
-    job: RankJob, rank: int, progress: Progress | None, tracker: Tracker | None
-) -> Any:
+def _trainer(job: RankJob, rank: int, progress: Progress | None, tracker: Tracker | None) -> Any:
     import numpy as np
     import torch
 

@@ -1,4 +1,5 @@
 import pytest
+
 from trainwright.flows.chain import (
     CHAIN,
     STEPS,

@@ -3,6 +3,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from trainwright.flows.chain import StepName, UnknownNameError
 from trainwright.flows.runs import Owner, RunRecord, Runs, RunState, new_run_id
 from trainwright.stages.contract import StageRecord, StageState, utcnow

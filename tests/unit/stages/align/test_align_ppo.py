@@ -122,6 +122,7 @@ def test_the_first_updates_gradient_is_the_policy_gradient():
 
 def test_experience_is_put_together_as_the_paper_says():
     ppo = trainer(double=True)
+    coefficient = ppo.params.kl.coefficient
     batch = ppo.experience(PROMPTS, ANSWERS)
     mask, lengths = batch.answers.mask, batch.answers.lengths
     with torch.no_grad():
@@ -131,7 +132,8 @@ def test_experience_is_put_together_as_the_paper_says():
     raw, cut = score(ppo.models.reward, PROMPTS, ANSWERS, 5)
     assert cut.tolist() == [answer[-1] != 5 for answer in ANSWERS]
     shaped = ((raw - raw.mean()) / raw.std(correction=0)).clamp(-3, 3) - 1.0 * cut
-    rewards = estimators.token_rewards(shaped, (batch.logprobs - reference) * mask, lengths, 0.1)
+    divergence = (batch.logprobs - reference) * mask
+    rewards = estimators.token_rewards(shaped, divergence, lengths, coefficient)
     advantages, returns = estimators.gae(rewards, batch.values, lengths, gamma=1.0, lam=0.95)
     assert torch.allclose(batch.returns, returns, atol=1e-9)
     assert torch.allclose(batch.advantages, estimators.whiten(advantages, mask), atol=1e-9)

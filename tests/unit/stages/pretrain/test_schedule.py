@@ -16,8 +16,6 @@ def test_warmup_is_a_line_to_the_peak_and_cosine_falls_to_the_final_share() -> N
 
 @pytest.mark.parametrize(("schedule", "halfway", "end"), [("linear", 0.6, 0.2), ("constant", 1, 1)])
 def test_other_schedules(schedule: str, halfway: float, end: float) -> None:
-    what = Optimization(
-        learning_rate=1.0, warmup_steps=0, final_share=0.2, schedule=schedule
-    )
+    what = Optimization(learning_rate=1.0, warmup_steps=0, final_share=0.2, schedule=schedule)
     assert learning_rate(50, 101, what) == pytest.approx(halfway)
     assert learning_rate(100, 101, what) == pytest.approx(end)

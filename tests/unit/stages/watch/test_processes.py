@@ -4,6 +4,7 @@ import sys
 import time
 
 import psutil
+
 from trainwright.stages.watch.processes import PARENT_PIPE, end_tree
 
 GRANDCHILD = """
