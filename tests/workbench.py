@@ -34,7 +34,7 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
     while not (value := condition()):
         if time.monotonic() > deadline:
             pytest.fail(f"{what}: not within {seconds:.0f} s")
-        time.sleep(0.2)
+        time.sleep(0.05)
     return value
 
 
