@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import math
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import distributed
 
@@ -26,6 +28,17 @@ log = logging.getLogger(__name__)
 _CURVE = "curve.json"
 
 Report = Callable[[int, dict[str, float]], None]
+
+
+def seed_generators(seed: int, step: int, rank: int) -> None:
+    """Key Python's, numpy's and torch's generators by (seed, step, rank).
+
+    So they need no saved state: dropout after a resume is that of an undisturbed run.
+    """
+    key = seed * 1_000_003 + step * 4099 + rank
+    random.seed(key)
+    np.random.seed(key % 2**32)
+    torch.manual_seed(key)
 
 
 @dataclass
@@ -49,6 +62,23 @@ class Curve:
         self.train = list(state["train"])
         self.heldout = {int(step): loss for step, loss in state["heldout"].items()}
         self.bad_in_a_row = int(state["bad_in_a_row"])
+
+    def table(self) -> dict[str, list[Any]]:
+        """For curve.json: `train`, a loss a step (null where it was not finite); `heldout`, [step, loss]."""
+        return {
+            "train": [_finite(loss) for loss in self.train],
+            "heldout": [[step, _finite(loss)] for step, loss in sorted(self.heldout.items())],
+        }
+
+    def final_loss(self) -> float:
+        """Mean finite loss over the last tenth of the steps; NaN if none is finite."""
+        tail = self.train[-max(1, len(self.train) // 10) :]
+        finite = [loss for loss in tail if math.isfinite(loss)]
+        return sum(finite) / len(finite) if finite else math.nan
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None
 
 
 @dataclass
@@ -93,8 +123,7 @@ class Trainer:
 
     def _train_step(self, step: int) -> None:
         started = time.perf_counter()
-        # Keyed by the step, the generators need no saved state: dropout after a resume is the same.
-        torch.manual_seed(self.params.seed * 1_000_003 + step * 4099 + self.rank)
+        seed_generators(self.params.seed, step, self.rank)
         rate = learning_rate(step, self.params.steps, self.params.optimization)
         self.engine.set_rate(rate)
         skipped = self.engine.skipped

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from typing import Any
 
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import StageResult
@@ -25,7 +26,7 @@ def run(context: StageContext) -> StageResult:
     finished = run_ranks(job)
     shutil.copytree(job.work / "model", context.out / "model")
     shutil.copyfile(job.work / "curve.json", context.out / "curve.json")
-    return StageResult(metrics=metrics(finished), summary={"curve": _curve(context, job)})
+    return StageResult(metrics=metrics(finished), summary={"curve": _curve(context)})
 
 
 def metrics(finished: Finished) -> dict[str, float]:
@@ -33,13 +34,15 @@ def metrics(finished: Finished) -> dict[str, float]:
     return {name: float(value) for name, value in finished.model_dump().items()}
 
 
-def _curve(context: StageContext, job: RankJob, points: int = 200) -> dict[str, list[list[float]]]:
-    """The curve thinned to at most `points` training losses, each the mean of its neighbours."""
+def _curve(context: StageContext, points: int = 200) -> dict[str, list[Any]]:
+    """The curve thinned to at most `points` training losses, each the mean of its finite neighbours."""
     curve = json.loads((context.out / "curve.json").read_text())
     losses = curve["train"]
     width = -(-len(losses) // points)
-    train = [
-        [min(at + width, len(losses)), sum(losses[at : at + width]) / len(losses[at : at + width])]
-        for at in range(0, len(losses), width)
-    ]
-    return {"train": train, "heldout": curve["heldout"]}
+    train = []
+    for at in range(0, len(losses), width):
+        known = [loss for loss in losses[at : at + width] if loss is not None]
+        if known:
+            train.append([min(at + width, len(losses)), sum(known) / len(known)])
+    heldout = [point for point in curve["heldout"] if point[1] is not None]
+    return {"train": train, "heldout": heldout}

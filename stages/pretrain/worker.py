@@ -160,17 +160,12 @@ def _finish(job: RankJob, rank: int, trainer: Any, first: int) -> None:
     from trainwright.stages.pretrain.result import write_model
 
     write_model(Path(job.model), weights, job.work / "model")
-    losses = trainer.curve.train
-    tail = losses[-max(1, len(losses) // 10) :]
-    curve = {
-        "train": losses,
-        "heldout": [[step, loss] for step, loss in sorted(trainer.curve.heldout.items())],
-    }
-    write_durably(job.work / "curve.json", json.dumps(curve).encode())
+    curve = trainer.curve.table()
+    write_durably(job.work / "curve.json", json.dumps(curve, allow_nan=False).encode())
     finished = Finished(
         steps=params.steps,
         tokens_seen=params.steps * params.global_batch * params.sequence_length,
-        train_loss=sum(tail) / len(tail),
+        train_loss=trainer.curve.final_loss(),
         heldout_loss=trainer.curve.heldout[params.steps],
         tokens_per_s=trainer.pace.tokens_per_s,
         resumed_from_step=first,

@@ -82,7 +82,12 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def ranks_of(pid: int) -> list[psutil.Process]:
-    return [p for p in family(pid) if "trainwright.stages.pretrain.worker" in p.cmdline()]
+    """The ranks, without torchrun, whose command line names their module too."""
+    return [
+        p for p in family(pid)
+        if "trainwright.stages.pretrain.worker" in p.cmdline()
+        and "torch.distributed.run" not in p.cmdline()
+    ]  # fmt: skip
 
 
 def kill(processes: list[psutil.Process]) -> None:
