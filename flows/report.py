@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,8 +70,8 @@ def key_metrics(record: StageRecord) -> str:
 def advice(record: StageRecord) -> str:
     """What to do about a step that did not end well."""
     code = ExitCode(record.exit_code) if record.exit_code in list(ExitCode) else None
-    again = f"trainwright rerun {record.run_id} {record.step} --onward"
-    logs = f"trainwright logs {record.run_id} {record.step}"
+    again = f"{command()} rerun {record.run_id} {record.step} --onward"
+    logs = f"{command()} logs {record.run_id} {record.step}"
     if record.state is StageState.CANCELLED or record.state is StageState.CRASHED:
         return f"go on where it ended: {again}"
     if code in (ExitCode.USAGE, ExitCode.GATE):
@@ -237,6 +239,17 @@ def run_links(run: RunRecord) -> Links:
     return links
 
 
+def command() -> str:
+    """The command as it can be typed here: by its path where the environment is not activated."""
+    if shutil.which("trainwright") is not None:
+        return "trainwright"
+    program = Path(sys.argv[0])
+    if program.name != "trainwright":
+        return "trainwright"
+    here = Path.cwd()
+    return str(program.relative_to(here) if program.is_relative_to(here) else program)
+
+
 def next_steps(run: RunRecord, steps: Steps, links: Links) -> list[tuple[str, str]]:
     """What a person can do now: name and exact command or address."""
     lines = []
@@ -245,15 +258,15 @@ def next_steps(run: RunRecord, steps: Steps, links: Links) -> list[tuple[str, st
     if links:
         lines += [("Prefect", links["prefect"]), ("MLflow", f"{links['mlflow']} (run {run.id})")]
     else:
-        lines += [("Prefect", "trainwright up   (prints its address; this run is in it)"),
-                  ("MLflow", f"trainwright up   (then search for {run.id})")]  # fmt: skip
+        lines += [("Prefect", f"{command()} up   (prints its address; this run is in it)"),
+                  ("MLflow", f"{command()} up   (then search for {run.id})")]  # fmt: skip
     failed = [name for name, record in steps.items() if not record.done]
     if failed and run.state is not RunState.RUNNING:
-        lines.append(("go on", f"trainwright rerun {run.id} {failed[0]} --onward"))
+        lines.append(("go on", f"{command()} rerun {run.id} {failed[0]} --onward"))
     elif StepName.ALIGN in steps:
-        lines.append(("rerun", f"trainwright rerun {run.id} {StepName.ALIGN} --onward"))
+        lines.append(("rerun", f"{command()} rerun {run.id} {StepName.ALIGN} --onward"))
     elif steps:
-        lines.append(("rerun", f"trainwright rerun {run.id} {list(steps)[-1]}"))
+        lines.append(("rerun", f"{command()} rerun {run.id} {list(steps)[-1]}"))
     return lines
 
 

@@ -420,3 +420,16 @@ def test_gate_checks_and_kinds_of_pairs_stand_in_the_open(tmp_path: Path) -> Non
     assert "spliced" in opened and "0.77" in opened
     assert "Gate of the export" in opened and "finite" in opened
     assert "Gate after pretraining" not in opened
+
+
+def test_commands_are_shown_as_they_can_be_typed_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [str(tmp_path / ".venv" / "bin" / "trainwright")])
+    assert report.command() == ".venv/bin/trainwright"
+    monkeypatch.setattr("sys.argv", ["/elsewhere/trainwright"])
+    assert report.command() == "/elsewhere/trainwright"
+    monkeypatch.setattr("sys.argv", ["/usr/bin/pytest"])
+    assert report.command() == "trainwright"
