@@ -118,10 +118,10 @@ def write_pairs(parts: list[Path], ngram_words: int, out: Path) -> dict[str, dic
     A training pair is left out if its answer is a held-out one or shares an n-gram with one.
     """
     answers = _answers(parts)
-    heldout = list(instructions(answers["heldout"]))
+    heldout = instructions(answers["heldout"])
     known = {content_id(pair.response) for pair in heldout}
     checker = Contamination.of((pair.response for pair in heldout), ngram_words)
-    offered = list(instructions(answers["train"]))
+    offered = instructions(answers["train"])
     shares = checker.shares([pair.response for pair in offered])
     train = [
         pair

@@ -107,10 +107,17 @@ class Answer:
     answer: str
 
 
-def instructions(answers: Iterable[Answer]) -> Iterator[Instruction]:
-    """Instruction pairs, in the order of (package, module, name); each distinct answer once."""
+def instructions(answers: Iterable[Answer]) -> list[Instruction]:
+    """Instruction pairs, each distinct answer once: that of the first (package, module, name).
+
+    In the order of their ids, which are hashes: any first few are a sample of every package.
+    """
+    return sorted(_instructions(sorted(answers)), key=lambda pair: pair.id)
+
+
+def _instructions(rows: Iterable[Answer]) -> Iterator[Instruction]:
     seen: set[str] = set()
-    for row in sorted(answers):
+    for row in rows:
         content = content_id(row.answer)
         if content in seen:
             continue

@@ -31,7 +31,7 @@ def made() -> list[Instruction]:
                " ".join(draw.choices(WORDS.split(), k=draw.randint(6, 20))).capitalize() + ".")
         for i in range(120)
     ]  # fmt: skip
-    return list(instructions(rows))
+    return instructions(rows)
 
 
 def test_a_pair_asks_about_the_signature_and_answers_with_the_documentation() -> None:
@@ -48,12 +48,24 @@ def test_a_pair_asks_about_the_signature_and_answers_with_the_documentation() ->
 
 def test_each_answer_is_used_once() -> None:
     rows = [Answer("p", "m", f"m.f{i}", f"m.f{i}()", "The same answer to all.") for i in range(5)]
-    assert len(list(instructions(rows))) == 1
+    assert len(instructions(rows)) == 1
 
 
 def test_pairs_do_not_depend_on_the_order_of_answers() -> None:
     rows = [Answer("p", "m", f"m.f{i}", f"m.f{i}()", f"Answer {i % 7}.") for i in range(20)]
-    assert list(instructions(rows)) == list(instructions(reversed(rows)))
+    assert instructions(rows) == instructions(reversed(rows))
+
+
+def test_the_first_pairs_are_a_sample_of_every_package() -> None:
+    # The stages after measure on the first pairs of a file: they must not all be of one package.
+    rows = [
+        Answer(package, "m", f"m.f{i}", f"m.f{i}()", f"Answer {i} of {package}.")
+        for package in ("aa", "bb", "cc")
+        for i in range(200)
+    ]
+    first = Counter(pair.source for pair in instructions(rows)[:120])
+    assert min(first.values()) > 20
+    assert len(first) == 3
 
 
 @pytest.mark.parametrize(
