@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -66,7 +66,7 @@ class Source(Strict):
         description="corpus: trained on, filtered; heldout: never trained on; reference: trains the "
         "perplexity model alone and is kept out of the corpus",
     )
-    packages: list[str] = Field(
+    packages: list[Annotated[str, Field(min_length=1)]] = Field(
         default=[],
         description="python-docs: installed distributions by name; `stdlib` is Python's own library",
     )
@@ -91,8 +91,8 @@ class Source(Strict):
     )
     heldout_share: float = Field(
         0.0, ge=0, lt=1,
-        description="files: share of documents held out, by content (0 to 1); packages are held out "
-        "whole, as a source of the role heldout",
+        description="files: share of documents held out, by content, each with all its paragraphs "
+        "(0 to 1); packages are held out whole, as a source of the role heldout",
     )  # fmt: skip
     max_bad_share: float = Field(
         0.05, ge=0, le=1,

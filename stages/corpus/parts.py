@@ -30,7 +30,7 @@ from trainwright.stages.corpus.sources import Unit
 from trainwright.stages.corpus.text import WordHasher, content_id, words
 from trainwright.stages.fingerprint import sha256_of
 
-VERSION = 1
+VERSION = 2
 """Raised when this file makes other rows from the same unit."""
 
 BATCH = 2000
@@ -147,10 +147,12 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     for origin, text in _texts(unit, rules, report, answers):
         blocks = paragraphs(text) if unit.source.unit == "paragraph" else [text]
+        # By the whole text: its paragraphs stay together, or one would tell of the next.
+        split = _split(unit, rules, content_id(text))
         for index, block in enumerate(blocks):
             report.documents += 1
             place = f"{origin}#{index}" if origin and len(blocks) > 1 else origin
-            yield _row(unit, rules, place, block)
+            yield _row(unit, split, place, block)
 
 
 def _texts(
@@ -185,7 +187,7 @@ def _file_texts(unit: Unit, report: PartReport) -> Iterator[tuple[str, str]]:
         )
 
 
-def _row(unit: Unit, rules: PartRules, origin: str, text: str) -> dict[str, Any]:
+def _row(unit: Unit, split: str, origin: str, text: str) -> dict[str, Any]:
     content, tokens = content_id(text), words(text)
     described = "\0".join((unit.source.name, unit.part, origin, content, text))
     return {
@@ -193,7 +195,7 @@ def _row(unit: Unit, rules: PartRules, origin: str, text: str) -> dict[str, Any]
         "content": content,
         "source": unit.source.name,
         "part": unit.part,
-        "split": _split(unit, rules, content),
+        "split": split,
         "origin": origin,
         "licence": unit.licence,
         "language": unit.source.language,
