@@ -54,7 +54,7 @@ PROGRAMS = {
         Program("pretrain", 1, "PretrainParams"),
         Program("validate", 1, "ValidateParams"),
         Program("instruct", 1, "InstructParams"),
-        Program("align", 1, "AlignParams"),
+        Program("align", 2, "AlignParams"),
         Program("quantize", 1, "QuantizeParams"),
     )
 }

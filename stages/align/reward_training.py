@@ -144,6 +144,8 @@ def train_reward_model(
         tuner.restore(state)
     tuner.model.train()
     for number in range(first, params.steps):
+        # Dropout draws from the global generator: keyed by the step, it needs no saved state.
+        torch.manual_seed(seed * 1_000_003 + number)
         loss, right = tuner.step(number, [pairs[i] for i in order.indices(number)])
         done = number + 1
         context.progress("reward model", done, params.steps, loss=loss, accuracy=right)

@@ -114,6 +114,33 @@ def test_runs_interrupted_in_either_half_end_in_the_same_bytes(
     assert result == straight[0]
 
 
+def test_dropout_in_the_reward_model_does_not_break_the_going_on(tmp_path, inputs, monkeypatch):
+    params = PARAMS.model_copy(
+        update={"ppo": PARAMS.ppo.model_copy(update={"iterations": 2}), "heldout_prompts": 2}
+    )
+    model = make_model(len(make_tokenizer()))
+    model.config.attention_dropout = 0.3
+    model = save_model(tmp_path / "dropout", model=model)
+    whole, seen, stops = reward_training.RewardTuner.step, {}, [17]
+
+    def step(self, number, pairs):
+        if number in stops:
+            raise Stop
+        assert self.model.model.layers[0].self_attn.attention_dropout == 0.3
+        seen.setdefault(number, []).append(whole(self, number, pairs))
+        return seen[number][-1]
+
+    monkeypatch.setattr(reward_training.RewardTuner, "step", step)
+    used = {**inputs, "model": model}
+    with pytest.raises(Stop):
+        run(make_context(tmp_path, "align", params, used, token="first"))
+    stops.clear()
+    run(make_context(tmp_path, "align", params, used, token="second"))
+    # Steps 14 to 16 were done twice: once straight on, once from the snapshot after 14 steps.
+    assert [len(seen[n]) for n in (13, 14, 16, 17)] == [1, 2, 2, 1]
+    assert all(one == other for one, other in (seen[n] for n in (14, 15, 16)))
+
+
 def test_a_policy_that_is_not_finite_ends_the_stage_clearly(tmp_path, inputs):
     broken = make_model(len(make_tokenizer()))
     with torch.no_grad():
