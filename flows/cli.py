@@ -34,9 +34,10 @@ class Group(click.Group):
             click.echo("cancelled", err=True)
             sys.exit(_CANCELLED)
         except Exception as error:
-            if not _expected(error):
+            message = _said_of_a_place(error) or (str(error) if _expected(error) else None)
+            if message is None:
                 raise
-            click.echo(f"error: {error}", err=True)
+            click.echo(f"error: {message}", err=True)
             sys.exit(_USAGE)
 
 
@@ -47,6 +48,18 @@ def _expected(error: Exception) -> bool:
     if isinstance(error, StageError | UnknownNameError):
         return True
     return type(error).__name__ in ("RecipeError", "NotFoundError")
+
+
+def _said_of_a_place(error: Exception) -> str | None:
+    """A sentence for a folder or file that cannot be used: the user's disk, not our bug."""
+    if not (isinstance(error, OSError) and error.filename and error.strerror):
+        return None
+    from trainwright.stages.settings import find_home
+
+    return (
+        f"{error.filename}: {error.strerror}; is the home {find_home()} a folder that may be written "
+        "to, with space left? another one: TRAINWRIGHT_HOME; trainwright doctor checks it"
+    )
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -227,12 +240,23 @@ def _show_live_progress(console: Console, record: RunRecord, steps: dict[Any, An
 def _list_runs(runs: Runs, limit: int) -> None:
     from itertools import islice
 
+    from rich.markup import escape
     from rich.table import Table
+
+    from trainwright.flows.runs import DamagedRecordError
+    from trainwright.stages.store import NotFoundError
 
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "started", "minutes", "stages done"):
         table.add_column(column)
-    for record in islice(runs.all(), limit):
+    for name in islice(runs.names(), max(limit, 0)):
+        try:
+            record = runs.read(name)
+        except DamagedRecordError:
+            table.add_row(escape(name), "[red]damaged[/]", "", "", "")
+            continue
+        except NotFoundError:
+            continue
         ended = record.ended_at
         minutes = f"{(ended - record.started_at).total_seconds() / 60:.1f}" if ended else ""
         done = [name for name, step in runs.steps(record.id).items() if step.done]

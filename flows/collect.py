@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pydantic import ValidationError
-
-from trainwright.flows.runs import Runs, RunState
+from trainwright.flows.chain import CHAIN
+from trainwright.flows.runs import DamagedRecordError, Runs, RunState
 from trainwright.stages import gc
 from trainwright.stages.artifact import MANIFEST, Artifact, DamagedArtifactError
 from trainwright.stages.contract import ArtifactRef, DataError, UsageError
@@ -112,13 +111,14 @@ def reachable(runs: Runs, kept: Collection[str]) -> set[str]:
 
 def _of_run(runs: Runs, run_id: str) -> Iterator[ArtifactRef]:
     try:
-        records = runs.steps(run_id)
-    except ValidationError as error:
+        records = [runs.step(run_id, step.name) for step in CHAIN]
+    except DamagedRecordError as error:
         raise DataError(
-            f"a step record of run {run_id} cannot be read, so nobody knows what it needs "
-            f"({error.errors()[0]['msg']}): mend it, or delete runs/{run_id} of the store"
+            f"a step record of run {run_id} cannot be read, so nobody knows what it needs: {error}"
         ) from None
-    for record in records.values():
+    for record in records:
+        if record is None:
+            continue
         yield from record.inputs.values()
         if record.artifact is not None:
             yield record.artifact

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from trainwright.flows.chain import STEPS, Selection, Step, StepName
 from trainwright.flows.launchers import Handle, Job, Launcher, make_launcher
 from trainwright.flows.mlflow_runs import MlflowRuns
 from trainwright.flows.recipe import Recipe
-from trainwright.flows.runs import RunRecord, Runs
+from trainwright.flows.runs import DamagedRecordError, RunRecord, Runs
 from trainwright.stages.artifact import Artifact, DamagedArtifactError, Manifest
 from trainwright.stages.contract import (
     ArtifactRef,
@@ -26,6 +27,7 @@ from trainwright.stages.contract import (
     StageSpec,
     StageState,
     TrackingIds,
+    UsageError,
     exit_code_of,
     utcnow,
 )
@@ -146,11 +148,15 @@ class Engine:
         if not params.reads_outside():
             return {}
         if name not in self._externals:
-            path = self.settings.work / "identify" / f"{self.run.id}-{name}.json"
+            # By process: plans have no run of their own, and two may be made at once.
+            file = f"{self.run.id}-{os.getpid()}-{name}.json"
+            path = self.settings.work / "identify" / file
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(params.model_dump_json(by_alias=True))
-            self._externals[name] = self.launcher.identify(STEPS[name].program, path)
-            path.unlink(missing_ok=True)
+            try:
+                path.write_text(params.model_dump_json(by_alias=True))
+                self._externals[name] = self.launcher.identify(STEPS[name].program, path)
+            finally:
+                path.unlink(missing_ok=True)
         return self._externals[name]
 
     def _finished(self, artifact: Artifact) -> tuple[Manifest | None, str]:
@@ -169,7 +175,7 @@ class Engine:
         for run in self.runs.all():
             if run.id == self.run.id:
                 continue
-            record = self.runs.step(run.id, step.name)
+            record = self._record(run.id, step.name)
             if record is None or record.artifact is None:
                 continue
             old = self._identity_of(record.artifact)
@@ -181,15 +187,22 @@ class Engine:
     def _identity_of(self, ref: ArtifactRef) -> dict[str, Any] | None:
         try:
             manifest = Artifact(self.runs.store, _key_of(ref)).manifest()
-        except (DataError, StoreError):
+        except (DataError, UsageError, StoreError):
             return None
         return None if manifest is None else manifest.identity
+
+    def _record(self, run_id: str, step: StepName) -> StageRecord | None:
+        """A step's record; None too if it is damaged: nothing rests on it here."""
+        try:
+            return self.runs.step(run_id, step)
+        except DamagedRecordError:
+            return None
 
     # -- executing
 
     def execute(self, name: StepName) -> StageRecord:
         """Reuse or run the step; its record. `StepFailedError` if it does not end well."""
-        before = self.runs.step(self.run.id, name)
+        before = self._record(self.run.id, name)
         record = StageRecord(
             run_id=self.run.id,
             step=name,

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from trainwright.flows.prefect_local import prefect_api
+from trainwright.stages.contract import UsageError
 from trainwright.stages.settings import Settings, settings
 
 _COMPLETED, _FAILED, _CANCELLED = 0, 1, 130
@@ -19,6 +20,7 @@ _COMPLETED, _FAILED, _CANCELLED = 0, 1, 130
 def run_in_foreground(console: Console, call: Callable[[], Any], what: str) -> int:
     """Call a flow (with `return_state=True`) and show it; the command's exit code."""
     place = settings()
+    _check_places(place)
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     signal.signal(signal.SIGTERM, _terminate)
     console.print(f"[bold]trainwright[/] {escape(what)} · home {place.home}")
@@ -36,6 +38,16 @@ def run_in_foreground(console: Console, call: Callable[[], Any], what: str) -> i
     if state.is_completed():
         return _COMPLETED
     return _CANCELLED if state.is_cancelled() else _FAILED
+
+
+def _check_places(place: Settings) -> None:
+    """Refuse a home or a store that cannot be used now, not after Prefect has been started."""
+    from trainwright.stages.store import open_store
+    from trainwright.stages.store.probe import probe
+
+    place.home.mkdir(parents=True, exist_ok=True)
+    if broken := probe(open_store(place.store)):
+        raise UsageError(broken[0])
 
 
 def _terminate(signum: int, frame: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -9,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from trainwright.flows.chain import STEPS, StepName, choose, nearest
+from trainwright.flows.chain import STEPS, StepName, UnknownNameError, choose, nearest
 from trainwright.stages.align.params import AlignParams
 from trainwright.stages.contract import Params, Strict
 from trainwright.stages.corpus.params import CorpusParams
@@ -63,10 +65,19 @@ class Recipe(Strict):
     accept: ValidateParams = Field(description="The gate that the exported model must pass")
     execution: Execution = Field(Execution(), description="How steps are run")
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _no_truth_for_a_number(cls, values: Any, handler: Callable[[Any], Recipe]) -> Recipe:
+        """Refuse `yes`, `no`, `on` and `off` where a number is wanted: pydantic takes them as 1 and 0."""
+        recipe = handler(values)
+        if faults := list(_turned_booleans(values, recipe)):
+            raise ValueError("\n  ".join(faults))
+        return recipe
+
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
-        for fault in contradictions(self):
-            raise ValueError(fault)
+        if faults := [*_unusable_numbers(self), *contradictions(self)]:
+            raise ValueError("\n  ".join(faults))
         return self
 
     def step(self, name: StepName) -> Params:
@@ -91,7 +102,72 @@ def contradictions(recipe: Recipe) -> list[str]:
         faults.append(
             f"accept.kind is {recipe.accept.kind!r}: the gate of the exported model needs 'export'"
         )
+    if recipe.initialize.from_folder is None:
+        faults += _beyond_positions(recipe)
     return faults
+
+
+def _beyond_positions(recipe: Recipe) -> list[str]:
+    """Lengths that a new model has no positions for. (A given folder brings its own: its stage looks.)"""
+    positions = recipe.initialize.architecture.max_position_embeddings
+    ppo = recipe.align.ppo
+    lengths = {
+        "pretrain.sequence_length": recipe.pretrain.sequence_length,
+        "validate.sequence_length": recipe.validate_.sequence_length,
+        "validate.sample_tokens + 1": recipe.validate_.sample_tokens + 1,
+        "instruct.row_tokens": recipe.instruct.row_tokens,
+        "align.reward.max_tokens": recipe.align.reward.max_tokens,
+        "align.ppo.prompt_tokens + align.ppo.answer_tokens + 1": ppo.prompt_tokens
+        + ppo.answer_tokens
+        + 1,
+        "quantize.row_tokens": recipe.quantize.row_tokens,
+        "accept.sequence_length": recipe.accept.sequence_length,
+        "accept.sample_tokens + 1": recipe.accept.sample_tokens + 1,
+    }
+    return [
+        f"{path} is {length}, but initialize.architecture.max_position_embeddings is {positions}: "
+        "the model has no positions for that; lower the one or raise the other"
+        for path, length in lengths.items()
+        if length > positions
+    ]
+
+
+_LARGEST = 2**63 - 1
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value inside a recipe, with its path."""
+    items: Any = ()
+    if isinstance(value, BaseModel):
+        fields = type(value).model_fields.items()
+        items = [(field.alias or name, getattr(value, name)) for name, field in fields]
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        yield path, value
+    for key, item in items:
+        yield from _leaves(item, f"{path}.{key}" if path else str(key))
+
+
+def _unusable_numbers(recipe: Recipe) -> Iterator[str]:
+    for path, value in _leaves(recipe):
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{path} is {value}: give a finite number"
+        elif isinstance(value, int) and abs(value) > _LARGEST:
+            yield f"{path} has {value.bit_length()} bits: the largest number is {_LARGEST}"
+
+
+def _turned_booleans(given: Any, kept: Any, path: str = "") -> Iterator[str]:
+    if isinstance(given, bool) and not isinstance(kept, bool):
+        yield f"{path} is {str(given).lower()}: give a number"
+    elif isinstance(given, dict) and isinstance(kept, BaseModel):
+        for name, field in type(kept).model_fields.items():
+            for key in {name, field.alias or name} & given.keys():
+                where = f"{path}.{key}" if path else key
+                yield from _turned_booleans(given[key], getattr(kept, name), where)
+    elif isinstance(given, list) and isinstance(kept, list):
+        for index, (ours, theirs) in enumerate(zip(given, kept, strict=False)):
+            yield from _turned_booleans(ours, theirs, f"{path}.{index}")
 
 
 def shipped() -> dict[str, str]:
@@ -112,22 +188,78 @@ def load_recipe(name: str, overrides: list[str] | None = None) -> Recipe:
     return parse_recipe(values, name)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML that refuses a key given twice: the last one would win in silence."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.composer.ComposerError(
+                    None, None, f"the key {key.value!r} is given twice", key.start_mark
+                )
+            seen.add(key.value)
+        return node
+
+
+def _load(text: str) -> Any:
+    """The value of a YAML text; `ValueError` with the reason if it is none."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        raise ValueError(f"{error.problem or error.context}{where}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def read_yaml(name: str) -> dict[str, Any]:
     """The YAML mapping of a recipe, by shipped name or path."""
     if name.endswith((".yaml", ".yml")) or "/" in name:
-        path = Path(name)
-        if not path.is_file():
-            raise RecipeError(f"there is no recipe file {name!r}")
-        text = path.read_text(encoding="utf-8")
+        text = _read_file(name)
     else:
-        text = shipped()[choose("recipe", name, shipped())]
+        text = shipped()[_choose_shipped(name)]
     try:
-        values = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"recipe {name!r} is not YAML: {' '.join(str(error).split())}") from None
+        values = _load(text)
+    except ValueError as error:
+        raise RecipeError(f"recipe {name!r} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise RecipeError(f"recipe {name!r} must be a mapping of stages to parameters")
     return values
+
+
+def _choose_shipped(name: str) -> str:
+    try:
+        return choose("recipe", name, shipped())
+    except UnknownNameError as error:
+        near = [path for path in (f"./{name}", f"./{name}.yaml") if name and Path(path).is_file()]
+        hint = f"; for the file write {near[0]}" if near else "; a file is given by its path"
+        raise UnknownNameError(f"{error}{hint}") from None
+
+
+def _read_file(name: str) -> str:
+    path = Path(name)
+    try:
+        if not path.is_file():
+            what = "is a folder" if path.is_dir() else "does not exist"
+            raise RecipeError(
+                f"there is no recipe file {name!r} (it {what}); give the path of a YAML file, or the "
+                f"name of a shipped recipe: {', '.join(shipped())}"
+            )
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise RecipeError(
+            f"recipe {name!r} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+        ) from None
+    except OSError as error:
+        reason = error.strerror or type(error).__name__
+        raise RecipeError(f"recipe file {name[:200]!r} cannot be read: {reason}") from None
 
 
 def apply_override(values: dict[str, Any], override: str) -> None:
@@ -137,9 +269,9 @@ def apply_override(values: dict[str, Any], override: str) -> None:
     if not found or not all(keys):
         raise RecipeError(f"--set {override!r}: write it as stage.parameter=value")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise RecipeError(f"--set {override!r}: {text!r} is not a YAML value") from None
+        value = _load(text)
+    except ValueError as error:
+        raise RecipeError(f"--set {override[:200]!r}: that is not a YAML value: {error}") from None
     node: Any = values
     for index, key in enumerate(keys[:-1]):
         node = _descend(node, key, ".".join(keys[: index + 1]), override)
@@ -164,7 +296,7 @@ def _assign(node: Any, key: str, value: Any, override: str) -> None:
 
 
 def _index(node: list[Any], key: str, override: str) -> int:
-    if not key.isdigit() or int(key) >= len(node):
+    if not key.isdecimal() or int(key) >= len(node):
         raise RecipeError(
             f"--set {override!r}: {key!r} is not an item of a list of {len(node)} (0 is the first)"
         )
@@ -193,8 +325,18 @@ def explain(fault: dict[str, Any], model: type[BaseModel] = Recipe) -> str:
         return f"  {path}: missing"
     message = fault["msg"].removeprefix("Value error, ")
     given = fault.get("input")
-    shown = "" if isinstance(given, dict | list) or not path else f" (given {given!r})"
+    if path and given is None:
+        return f"  {path}: is empty; give a value, or leave the key out if it has a default"
+    if fault["type"] == "model_type":
+        keys = valid_keys(model, list(fault["loc"]))
+        message = f"must be a mapping of {', '.join(keys)}"
+    shown = "" if isinstance(given, dict | list) or not path else f" (given {_short(given)})"
     return f"  {path + ': ' if path else ''}{message}{shown}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def valid_keys(model: type[BaseModel], path: list[Any]) -> list[str]:

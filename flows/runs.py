@@ -7,19 +7,25 @@ runs/flow-runs/<prefect id>      name of the run, so that Prefect's Retry goes o
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator
-from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import AwareDatetime, ValidationError
 
 from trainwright.flows.chain import CHAIN, StepName, choose
-from trainwright.stages.contract import StageRecord, StageState, Strict, utcnow
+from trainwright.stages.contract import DataError, StageRecord, StageState, Strict, utcnow
 from trainwright.stages.lease import boot_id, process_started
 from trainwright.stages.store import NotFoundError, Store
+
+log = logging.getLogger(__name__)
+
+
+class DamagedRecordError(DataError):
+    """A record that cannot be read, or that is not of the run or step whose place it lies in."""
 
 
 class RunState(StrEnum):
@@ -74,8 +80,8 @@ class RunRecord(Strict):
     options: dict[str, Any] = {}
     state: RunState
     owner: Owner
-    started_at: datetime
-    ended_at: datetime | None = None
+    started_at: AwareDatetime
+    ended_at: AwareDatetime | None = None
     error: str | None = None
     prefect_flow_run_id: str | None = None
     prefect_url: str | None = None
@@ -87,6 +93,12 @@ class RunRecord(Strict):
     def dead(self) -> bool:
         """Whether it says it runs, but its process is gone."""
         return self.state is RunState.RUNNING and not self.owner.alive
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])
 
 
 def new_run_id(recipe_name: str) -> str:
@@ -113,11 +125,25 @@ class Runs:
 
     def load(self, run_id: str) -> RunRecord:
         """A run by its name, by a unique beginning or ending of it, or `latest`."""
-        return self._load(self.resolve(run_id))
+        return self.read(self.resolve(run_id))
 
-    def _load(self, run_id: str) -> RunRecord:
-        data, _ = self.store.get(f"runs/{run_id}/run.json")
-        return RunRecord.model_validate_json(data)
+    def read(self, run_id: str) -> RunRecord:
+        """The record of a run by its full name; `DamagedRecordError` if it cannot be trusted."""
+        key = f"runs/{run_id}/run.json"
+        data, _ = self.store.get(key)
+        try:
+            record = RunRecord.model_validate_json(data)
+        except ValidationError as error:
+            raise self._damaged(run_id, key, _reason(error)) from None
+        if record.id != run_id:
+            raise self._damaged(run_id, key, f"it names the run {record.id!r}")
+        return record
+
+    def _damaged(self, run_id: str, key: str, reason: str) -> DamagedRecordError:
+        return DamagedRecordError(
+            f"run {run_id}: its record {key} is damaged ({reason}); run its recipe again, and "
+            f"delete runs/{run_id} of the store {self.store.root} if it is not needed"
+        )
 
     def resolve(self, name: str) -> str:
         """The full name of a run; `UnknownNameError` lists the newest ones."""
@@ -145,22 +171,37 @@ class Runs:
         """All readable records, newest first."""
         for name in self.names():
             try:
-                yield self._load(name)
-            except (NotFoundError, ValidationError):
+                yield self.read(name)
+            except (NotFoundError, DamagedRecordError):
                 continue
 
     def step(self, run_id: str, step: StepName) -> StageRecord | None:
-        """A step's record, if it was reached."""
+        """A step's record, if it was reached; `DamagedRecordError` if it cannot be trusted."""
+        key = f"runs/{run_id}/steps/{step}.json"
         try:
-            data, _ = self.store.get(f"runs/{run_id}/steps/{step}.json")
+            data, _ = self.store.get(key)
         except NotFoundError:
             return None
-        return StageRecord.model_validate_json(data)
+        try:
+            record = StageRecord.model_validate_json(data)
+        except ValidationError as error:
+            raise self._damaged(run_id, key, _reason(error)) from None
+        if (record.run_id, record.step) != (run_id, step):
+            raise self._damaged(run_id, key, f"it names {record.step!r} of {record.run_id!r}")
+        return record
 
     def steps(self, run_id: str) -> dict[StepName, StageRecord]:
-        """Records of all steps reached, in the chain's order."""
-        records = {step.name: self.step(run_id, step.name) for step in CHAIN}
-        return {name: record for name, record in records.items() if record is not None}
+        """Records of all steps reached, in the chain's order; a damaged one is told and left out."""
+        records = {}
+        for step in CHAIN:
+            try:
+                record = self.step(run_id, step.name)
+            except DamagedRecordError as error:
+                log.warning("%s", error)
+                continue
+            if record is not None:
+                records[step.name] = record
+        return records
 
     def bind_flow_run(self, flow_run_id: str, run_id: str) -> None:
         """Remember which run a Prefect flow run is."""
@@ -170,7 +211,7 @@ class Runs:
         """The run of a Prefect flow run (Prefect's Retry keeps that id)."""
         try:
             data, _ = self.store.get(f"runs/flow-runs/{flow_run_id}")
-            return self._load(data.decode())
+            return self.read(data.decode())
         except NotFoundError:
             return None
 

@@ -13,7 +13,7 @@ from enum import Enum, IntEnum, StrEnum
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 Metrics = dict[str, float]
 
@@ -266,8 +266,8 @@ class StageRecord(Strict):
     attempts: int = 0
     exit_code: int | None = None
     error: str | None = None
-    started_at: datetime
-    ended_at: datetime | None = None
+    started_at: AwareDatetime
+    ended_at: AwareDatetime | None = None
     artifact: ArtifactRef | None = None
     result: StageResult = StageResult()
     log: str | None = Field(default=None, description="Path of the last attempt's log")

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright.stages.contract import UsageError
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -48,7 +50,10 @@ class Settings:
 def find_home() -> Path:
     """TRAINWRIGHT_HOME, else the nearest `.trainwright` upwards, else `./.trainwright`."""
     if given := os.environ.get("TRAINWRIGHT_HOME"):
-        return Path(given).expanduser().resolve()
+        try:
+            return Path(given).expanduser().resolve()
+        except (RuntimeError, ValueError) as error:
+            raise UsageError(f"TRAINWRIGHT_HOME is {given!r}: {error}") from None
     here = Path.cwd().resolve()
     for folder in (here, *here.parents):
         if (folder / ".trainwright").is_dir():

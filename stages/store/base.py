@@ -114,6 +114,9 @@ class Store(Protocol):
 
 def split_uri(uri: str) -> tuple[str, str, str]:
     """(scheme, bucket or "", path) of a store URI; a bare path means `file://`."""
+    if uri.startswith(("file:", "s3:")) and "://" not in uri:
+        scheme = uri.partition(":")[0]
+        raise UsageError(f"store {uri!r} is no URI: write {scheme}://, or ./{uri} for a folder")
     if "://" not in uri:
         return "file", "", str(Path(uri).expanduser().resolve())
     # By hand: a URL parser would cut a folder's name at its first `#` or `?`.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.flows.chain import StepName, UnknownNameError
-from trainwright.flows.runs import Owner, RunRecord, Runs, RunState, new_run_id
+from trainwright.flows.runs import DamagedRecordError, Owner, RunRecord, Runs, RunState, new_run_id
 from trainwright.stages.contract import StageRecord, StageState, utcnow
 from trainwright.stages.store.file import FileStore
 
@@ -87,3 +87,64 @@ def test_prefects_retry_finds_the_run_of_its_flow_run(runs: Runs) -> None:
     found = runs.of_flow_run("0000-1111")
     assert found is not None and found.id == run.id
     assert runs.of_flow_run("unknown") is None
+
+
+def save_step(runs: Runs, run_id: str, step: StepName) -> str:
+    record = StageRecord(
+        run_id=run_id,
+        step=step,
+        program="corpus",
+        state=StageState.COMPLETED,
+        started_at=utcnow(),
+    )
+    runs.save_step(record)
+    return f"runs/{run_id}/steps/{step}.json"
+
+
+DAMAGE = [
+    b"", b"{", b"[]", b"\xff\xfe\0", b"{}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("data", DAMAGE)
+def test_a_damaged_step_record_hides_no_other(
+    runs: Runs, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = make_run(runs, new_run_id("demo"))
+    save_step(runs, run.id, StepName.CORPUS)
+    runs.store.put(save_step(runs, run.id, StepName.INITIALIZE), data)
+    assert list(runs.steps(run.id)) == [StepName.CORPUS]
+    assert "initialize.json is damaged" in caplog.text
+    with pytest.raises(DamagedRecordError, match=run.id):
+        runs.step(run.id, StepName.INITIALIZE)
+    assert runs.bury(run, "gone").state is RunState.CRASHED
+
+
+@pytest.mark.parametrize("data", DAMAGE)
+def test_a_damaged_run_record_hides_no_other_run(runs: Runs, data: bytes) -> None:
+    make_run(runs, "demo-20260101-000000-aaaa")
+    make_run(runs, "demo-20260102-000000-bbbb")
+    runs.store.put("runs/demo-20260102-000000-bbbb/run.json", data)
+    assert [run.id[-4:] for run in runs.all()] == ["aaaa"]
+    with pytest.raises(DamagedRecordError, match=r"bbbb.*run its recipe again"):
+        runs.load("bbbb")
+
+
+def test_a_record_of_another_run_or_step_is_damaged(runs: Runs) -> None:
+    run = make_run(runs, "demo-20260101-000000-aaaa")
+    data = run.model_copy(update={"id": "../../x"}).model_dump_json().encode()
+    runs.store.put(f"runs/{run.id}/run.json", data)
+    with pytest.raises(DamagedRecordError, match="names the run"):
+        runs.load("aaaa")
+    data, _ = runs.store.get(save_step(runs, run.id, StepName.CORPUS))
+    runs.store.put(f"runs/{run.id}/steps/pretrain.json", data)
+    with pytest.raises(DamagedRecordError, match="names 'corpus'"):
+        runs.step(run.id, StepName.PRETRAIN)
+
+
+def test_a_time_without_its_zone_is_damage(runs: Runs) -> None:
+    run = make_run(runs, "demo-20260101-000000-aaaa")
+    naive = run.model_copy(update={"started_at": run.started_at.replace(tzinfo=None)})
+    runs.store.put(f"runs/{run.id}/run.json", naive.model_dump_json().encode())
+    with pytest.raises(DamagedRecordError, match="started_at"):
+        runs.load("aaaa")
