@@ -28,6 +28,7 @@ from trainwright.stages.instruct.chat import ChatFormat
 from trainwright.stages.instruct.pairs import Instruction, Preference, read_rows
 from trainwright.stages.model.folder import (
     check_fit,
+    check_masks,
     end_answers_at,
     load_causal,
     load_tokenizer,
@@ -111,6 +112,7 @@ def _reference(setup: Setup) -> PreTrainedModel:
         (setup.params.reward.max_tokens, "reward.max_tokens"),
     ):
         check_fit(reference, setup.chat.tokenizer, longest, what)
+    check_masks(reference)
     return reference
 
 

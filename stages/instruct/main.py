@@ -19,6 +19,7 @@ from trainwright.stages.instruct.pairs import Instruction, read_rows, render
 from trainwright.stages.instruct.params import InstructParams
 from trainwright.stages.model.folder import (
     check_fit,
+    check_masks,
     end_answers_at,
     load_causal,
     load_tokenizer,
@@ -51,6 +52,7 @@ def run(context: StageContext) -> StageResult:
     chat = ChatFormat(tokenizer)
     model = load_causal(source, device)
     check_fit(model, tokenizer, params.row_tokens, "row_tokens")
+    check_masks(model)
     data = _read(context, params, chat)
 
     before = _measure(context, model, data, params, device)

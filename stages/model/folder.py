@@ -2,7 +2,7 @@
 
 Other rooms use:
 - `load_causal(folder, device)`: the model in float32; weights from safetensors alone, every one of them
-- `load_tokenizer(folder)`, `check_fit(model, tokenizer, longest, what)`
+- `load_tokenizer(folder)`, `check_fit(model, tokenizer, longest, what)`, `check_masks(model)`
 - `save_folder(model, source, target)`: weights, configuration, and the tokenizer files of `source`
 - `pick_device()`, `use_threads(n)`, `quiet()`
 """
@@ -150,6 +150,20 @@ def check_fit(model: PreTrainedModel, tokenizer: Any, longest: int, what: str) -
         raise UsageError(
             f"{what} is {longest} tokens, the model has {positions} positions: "
             f"lower it to {positions} or less, or initialize the model with more positions"
+        )
+
+
+def check_masks(model: PreTrainedModel) -> None:
+    """Refuse a model that would not obey the masks of packed rows.
+
+    They are bool. Attention written out by hand adds a mask to its scores, so true and false would
+    be 1 and 0, and every token would see every other.
+    """
+    kind = getattr(model.config, "_attn_implementation", None)
+    if kind != "sdpa":
+        raise DataError(
+            f"the model ({model.config.model_type}) has the attention {kind!r}, which does not obey "
+            "the masks of packed rows: use an architecture for which transformers has sdpa attention"
         )
 
 

@@ -17,6 +17,7 @@ from trainwright.stages.instruct.packing import PackedOrder
 from trainwright.stages.instruct.pairs import Instruction, read_rows, render
 from trainwright.stages.model.folder import (
     check_fit,
+    check_masks,
     load_causal,
     load_tokenizer,
     pick_device,
@@ -52,6 +53,7 @@ def run(context: StageContext) -> StageResult:
     setup = _setup(context)
     teacher = load_causal(setup.source, setup.device).requires_grad_(False)
     check_fit(teacher, setup.tokenizer, setup.params.row_tokens, "row_tokens")
+    check_masks(teacher)
     _check_vocabulary(setup, teacher)
     student = copy.deepcopy(teacher).requires_grad_(True)
     layers = with_fake_quantization(student)

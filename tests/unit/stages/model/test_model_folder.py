@@ -7,7 +7,8 @@ import tiny
 import torch
 
 from trainwright.stages.contract import DataError
-from trainwright.stages.model.folder import load_causal, load_tokenizer
+from trainwright.stages.instruct.packing import PackedBatch
+from trainwright.stages.model.folder import check_masks, load_causal, load_tokenizer
 from trainwright.stages.model.vocabulary import same_vocabulary
 
 CPU = torch.device("cpu")
@@ -50,6 +51,28 @@ def test_pickled_weights_are_not_loaded(model):
     (model / "model.safetensors").unlink()
     with pytest.raises(DataError, match="the model cannot be loaded"):
         load_causal(model, CPU)
+
+
+def test_attention_that_does_not_obey_bool_masks_is_refused(model):
+    """The sight of a later token, which the mask forbids, tells which attention obeys it."""
+
+    def moved(loaded):
+        ids, zeros = torch.arange(10, 18).view(1, 8), torch.zeros(1, 8, dtype=torch.int64)
+        logits = []
+        for last in (20, 21):
+            ids[0, -1] = last
+            mask = PackedBatch(ids, zeros, zeros, zeros).attention()
+            with torch.no_grad():
+                logits.append(loaded(input_ids=ids, attention_mask=mask).logits[0, :-1].clone())
+        return not torch.equal(*logits)
+
+    loaded = load_causal(model, CPU)
+    check_masks(loaded)
+    assert not moved(loaded)
+    loaded.set_attn_implementation("eager")
+    assert moved(loaded)
+    with pytest.raises(DataError, match="'eager', which does not obey"):
+        check_masks(loaded)
 
 
 def test_a_broken_tokenizer_is_a_data_error(model):
