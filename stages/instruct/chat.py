@@ -48,11 +48,21 @@ class ChatFormat:
             raise DataError(
                 "the tokenizer's chat template prints nothing after an answer to end it"
             )
+        self._ending = self._up_to_control(self._tail)
+
+    def _up_to_control(self, tail: list[int]) -> list[int]:
+        for place, token in enumerate(tail):
+            if token in self._control_ids:
+                return tail[: place + 1]
+        raise DataError(
+            "the tokenizer's chat template ends an answer with ordinary text, which an answer could "
+            "hold as well: let it print a special token, such as the tokenizer's eos_token"
+        )
 
     @property
     def end_id(self) -> int:
-        """The token that ends an answer."""
-        return self._tail[0]
+        """The special token that ends an answer."""
+        return self._ending[-1]
 
     @cached_property
     def special_ids(self) -> list[int]:
@@ -65,8 +75,8 @@ class ChatFormat:
         return [*self._head, *self.content(text), *self._middle]
 
     def answer(self, text: str) -> list[int]:
-        """An answer and its end token."""
-        return [*self.content(text), self.end_id]
+        """An answer and what the template prints after it, up to the end token."""
+        return [*self.content(text), *self._ending]
 
     def pair(self, prompt: str, response: str) -> Rendered:
         """One question and its answer, up to the end token."""

@@ -71,6 +71,15 @@ def test_special_ids_are_those_the_template_prints(chat):
     assert chat.end_id == 5
 
 
+def test_an_answer_ends_with_the_first_special_token_that_the_template_prints_after_it():
+    # As Llama 2's template does it: a space, then the end.
+    chat = ChatFormat(make_tokenizer(TEMPLATE.replace("<|end|>", " <|eos|>\n")))
+    space = chat.tokenizer.encode(" ", add_special_tokens=False)
+    assert chat.end_id == chat.tokenizer.eos_token_id
+    assert chat.answer("a list") == [*chat.content("a list"), *space, chat.end_id]
+    assert chat.end_id not in chat.content(HOSTILE[2])
+
+
 def test_a_tokenizer_without_a_template_is_refused_in_one_sentence():
     with pytest.raises(DataError, match="has no chat template"):
         ChatFormat(make_tokenizer(template=None))
@@ -86,6 +95,7 @@ def test_a_tokenizer_without_a_template_is_refused_in_one_sentence():
             "{% if add_generation_prompt %}assistant:{% endif %}",
             "nothing after an answer",
         ),
+        (TEMPLATE.replace("<|end|>", "\n"), "ends an answer with ordinary text"),
     ],
 )
 def test_a_template_that_cannot_be_trained_on_is_refused(template, reason):
