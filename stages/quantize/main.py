@@ -57,6 +57,11 @@ def run(context: StageContext) -> StageResult:
     _check_vocabulary(setup, teacher)
     student = copy.deepcopy(teacher).requires_grad_(True)
     layers = with_fake_quantization(student)
+    if not layers:
+        raise DataError(
+            f"the model ({teacher.config.model_type}) has no linear layer beside its output, so there "
+            "is nothing to quantize: use an architecture made of torch.nn.Linear, such as llama"
+        )
     context.progress("held-out text before")
     figures = {
         "perplexity_float": _perplexity(setup, teacher),

@@ -4,6 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from torch.nn import functional
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from posttrain import make_context, make_model, make_tokenizer, save_corpus, save_model
 from trainwright.stages.contract import DataError, UsageError
@@ -141,6 +142,16 @@ def test_a_model_that_is_not_finite_ends_the_stage_clearly(tmp_path, inputs):
         broken.model.norm.weight.fill_(torch.nan)
     model = save_model(tmp_path / "broken", model=broken)
     with pytest.raises(DataError, match="quantize: loss is nan at step 0"):
+        main.run(make_context(tmp_path, "quantize", PARAMS, {**inputs, "model": model}))
+
+
+def test_a_model_without_linear_layers_is_refused_before_any_training(tmp_path, inputs):
+    size = len(make_tokenizer())
+    other = GPT2LMHeadModel(
+        GPT2Config(vocab_size=size, n_positions=128, n_embd=32, n_layer=1, n_head=2)
+    )
+    model = save_model(tmp_path / "gpt2", model=other)
+    with pytest.raises(DataError, match=r"\(gpt2\) has no linear layer beside its output"):
         main.run(make_context(tmp_path, "quantize", PARAMS, {**inputs, "model": model}))
 
 
