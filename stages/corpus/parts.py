@@ -30,7 +30,7 @@ from trainwright.stages.corpus.sources import Unit
 from trainwright.stages.corpus.text import WordHasher, content_id, words
 from trainwright.stages.fingerprint import sha256_of
 
-VERSION = 2
+VERSION = 3
 """Raised when this file makes other rows from the same unit."""
 
 BATCH = 2000

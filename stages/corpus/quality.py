@@ -18,9 +18,12 @@ STOP_WORDS = frozenset(
 )  # fmt: skip
 """English function words; a text in sentences has several, a table or a listing few."""
 
+# A path or a dotted name is looked for where a run of its characters begins, and nothing of the run is
+# given back: else a run of n characters (base64, a sequence of genes) would take n * n steps.
 _MARKUP = re.compile(
-    r">>>[^\n]*|``[^`\n]*``|`[^`\n]*`|:[a-z:]+:`|<[^<>\n]{1,80}>|\.\. [a-z:-]+::|\{[^{}\n]*\}"
-    r"|\$[^$\n]+\$|\\[a-zA-Z]+|[=\-~^*+_#]{4,}|\b\w+\([^()\n]*\)|[\w./]*[/\\][\w./\\]+|\w+(?:\.\w+){2,}"
+    r">>>[^\n]*|``[^`\n]*``|`[^`\n]*`|:[a-z:]{1,40}:`|<[^<>\n]{1,80}>|\.\. [a-z:-]+::|\{[^{}\n]*\}"
+    r"|\$[^$\n]+\$|\\[a-zA-Z]+|[=\-~^*+_#]{4,}|\b\w++\([^()\n]*\)"
+    r"|(?<![\w.])[\w.]*+[/\\][\w./\\]+|(?<!\w)\w++(?:\.\w++){2,}"
 )
 _BULLET = re.compile(r"\s*(?:[-*+•]|\d+[.)])\s")
 _BROKEN = re.compile("[\ufffd\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|Ã[\x80-\xbf]|â€|Â[\xa0-\xbf]")

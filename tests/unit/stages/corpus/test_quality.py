@@ -1,5 +1,6 @@
 """Scores say what they say they measure, and the rules tell prose from listings, in any script."""
 
+import time
 from pathlib import Path
 
 import duckdb
@@ -127,3 +128,18 @@ def test_the_stage_imports_neither_torch_nor_transformers() -> None:
         text = path.read_text()
         for banned in ("import torch", "from torch", "import transformers", "from transformers"):
             assert banned not in text, path.name
+
+
+@pytest.mark.parametrize("run", ["a", "ACGT", "ab.", "a/", "\\", "_", "`", "{", "$", ":a", "é"])
+def test_the_time_grows_with_the_length_of_a_run_and_not_with_its_square(run: str) -> None:
+    # Base64 or genes as one word: 40,000 characters took a minute, a megabyte would have taken hours.
+    started = time.process_time()
+    score(f"see {run * (40_000 // len(run))} there")
+    assert time.process_time() - started < 1
+
+
+def test_markup_is_the_share_of_code_paths_and_dotted_names() -> None:
+    for found in ("a/b.c", "./x", "/etc", "numpy.linalg.norm", "f(x, y)", "`x`", "\\frac"):
+        text = f"see {found} there"
+        assert score(text)["markup_share"] == pytest.approx(len(found) / len(text)), found
+    assert score("see numpy.norm there. It is 1.5 or 2.")["markup_share"] == 0
