@@ -23,7 +23,7 @@ def run_in_foreground(console: Console, call: Callable[[], Any], what: str) -> i
     _check_places(place)
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     signal.signal(signal.SIGTERM, _terminate)
-    console.print(f"[bold]trainwright[/] {escape(what)} · home {place.home}")
+    console.print(f"[bold]trainwright[/] {escape(what)} · home {escape(str(place.home))}")
     if not place.prefect_api:
         console.print("[dim]starting Prefect in-process (trainwright up starts one that stays)[/]")
     with prefect_api(place) as url:

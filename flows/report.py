@@ -254,7 +254,7 @@ def next_steps(run: RunRecord, steps: Steps, links: Links) -> list[tuple[str, st
     """What a person can do now: name and exact command or address."""
     lines = []
     if run.report:
-        lines.append(("page", f"file://{Path(run.report).resolve()}"))
+        lines.append(("page", Path(run.report).resolve().as_uri()))
     if links:
         lines += [("Prefect", links["prefect"]), ("MLflow", f"{links['mlflow']} (run {run.id})")]
     else:

@@ -47,8 +47,26 @@ class Settings:
         return self.home / "cache"
 
 
+_NOT_IN_A_HOME = "?*[%"
+"""SQLite's addresses end at `?` and decode `%`; DuckDB reads `?`, `*` and `[` as patterns."""
+
+
 def find_home() -> Path:
-    """TRAINWRIGHT_HOME, else the nearest `.trainwright` upwards, else `./.trainwright`."""
+    """TRAINWRIGHT_HOME, else the nearest `.trainwright` upwards, else `./.trainwright`.
+
+    Refused where a database would take a character of the path for something else: it would then
+    write outside the home, or read what it must not.
+    """
+    home = _find_home()
+    if found := [c for c in str(home) if c in _NOT_IN_A_HOME or not c.isprintable()]:
+        raise UsageError(
+            f"the home {str(home)!r} has the character {found[0]!r} in its path, which databases do "
+            "not take for a letter: name another folder in TRAINWRIGHT_HOME"
+        )
+    return home
+
+
+def _find_home() -> Path:
     if given := os.environ.get("TRAINWRIGHT_HOME"):
         try:
             return Path(given).expanduser().resolve()

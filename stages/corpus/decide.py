@@ -39,8 +39,13 @@ def open_database(work: Path, workers: int, memory_mb: int) -> duckdb.DuckDBPyCo
     database = duckdb.connect(str(folder / "catalogue.duckdb"))
     database.execute(f"SET memory_limit = '{memory_mb}MB'")
     database.execute(f"SET threads = {workers}")
-    database.execute(f"SET temp_directory = '{folder / 'spill'}'")
+    database.execute(f"SET temp_directory = {_quoted(folder / 'spill')}")
     return database
+
+
+def _quoted(path: Path) -> str:
+    """A path as a string in SQL, where a statement takes no parameter."""
+    return "'" + str(path).replace("'", "''") + "'"
 
 
 @dataclass
@@ -164,7 +169,7 @@ class Decisions:
         return rows
 
     def _write(self, query: str, path: Path) -> None:
-        self.db.execute(f"COPY ({query}) TO '{path}' (FORMAT parquet, COMPRESSION zstd)")
+        self.db.execute(f"COPY ({query}) TO {_quoted(path)} (FORMAT parquet, COMPRESSION zstd)")
 
     def decide(self) -> None:
         """Fill `catalogue`: scores, reasons, first reason, kept or not."""

@@ -32,6 +32,15 @@ def test_a_home_of_a_user_who_does_not_exist(monkeypatch: pytest.MonkeyPatch) ->
     assert "TRAINWRIGHT_HOME" in call("status")
 
 
+@pytest.mark.parametrize("name", ["a?b", "a%20b", "a[1]", "a*", "a\nb"])
+def test_a_home_that_a_database_would_misread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_HOME", str(tmp_path / name))
+    assert "name another folder in TRAINWRIGHT_HOME" in call("status")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("store", ["file:relative", "s3:bucket", "ftp://x/y", "s3://"])
 def test_a_store_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> None:
     monkeypatch.setenv("TRAINWRIGHT_HOME", str(tmp_path))
