@@ -22,6 +22,7 @@ from trainwright.stages.contract import DataError
 FORMATS = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".txt": "text", ".md": "text",
 }  # fmt: skip
+LONE_SURROGATE = "a lone surrogate"
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -128,11 +129,16 @@ def _record(line: bytes, number: int, text_field: str) -> str | Bad:
 def _checked(text: object, number: int, text_field: str) -> str | Bad:
     if not isinstance(text, str):
         return Bad(f"{text_field!r} is not a string", number)
+    return text if is_unicode(text) else Bad(LONE_SURROGATE, number)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether a text can be written as UTF-8: a half of a surrogate pair cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return Bad("a lone surrogate", number)
-    return text
+        return False
+    return True
 
 
 def _text(file: DataFile) -> Iterator[str | Bad]:

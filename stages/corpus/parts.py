@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from trainwright.stages.artifact import file_sha256
 from trainwright.stages.contract import DataError
 from trainwright.stages.corpus import quality
-from trainwright.stages.corpus.files import Bad, read_texts
+from trainwright.stages.corpus.files import LONE_SURROGATE, Bad, is_unicode, read_texts
 from trainwright.stages.corpus.minhash import MinHasher
 from trainwright.stages.corpus.pairs import Limits, answer, is_question
 from trainwright.stages.corpus.paragraphs import paragraphs
@@ -168,6 +168,9 @@ def _texts(
         if found.error is not None:
             report.count_bad(found.error, f"{unit.part}: {module.relative}", 0)
         for docstring in found.docstrings:
+            if not is_unicode(docstring.text):
+                report.count_bad(LONE_SURROGATE, f"{unit.part}: {module.relative}", 0)
+                continue
             _add_answer(unit, rules, docstring, answers)
             yield docstring.name, docstring.text
 
