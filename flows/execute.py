@@ -232,7 +232,7 @@ class Engine:
 
     def _not_wanted(self, name: StepName, decision: Decision) -> str:
         return (
-            f"stage {name!r} has no finished artifact for these parameters ({decision.why}) and this "
+            f"stage '{name}' has no finished artifact for these parameters ({decision.why}) and this "
             f"run may not execute it; start from it instead: --from {name}"
         )
 

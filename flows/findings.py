@@ -91,6 +91,13 @@ CLAIMS = (
         ),
         lambda model, overlap, longer: model > overlap and model > longer,
         "accuracy",
+        # The total alone hides what was learned: form (shuffled, repeated) or content (other, spliced).
+        beside=(
+            ("rm_accuracy_shuffled", "on shuffled words"),
+            ("rm_accuracy_repeated", "on repeated phrases"),
+            ("rm_accuracy_other", "on another function's answer"),
+            ("rm_accuracy_spliced", "on spliced answers"),
+        ),
     ),
     Claim(
         "After RLHF, reward on held-out prompts is higher, and its KL is known",

@@ -36,7 +36,7 @@ def _pick(runs: Runs, run: RunRecord, step: StepName | None) -> StageRecord:
     if step is not None:
         if step not in steps:
             reached = ", ".join(steps) or "none"
-            raise UsageError(f"run {run.id} has not reached {step!r}; reached: {reached}")
+            raise UsageError(f"run {run.id} has not reached '{step}'; reached: {reached}")
         return steps[step]
     with_log = [record for record in steps.values() if record.log]
     if not with_log:

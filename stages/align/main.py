@@ -192,6 +192,7 @@ def _result(
     return StageResult(
         metrics={
             "rm_accuracy": accuracy.model,
+            **{f"rm_accuracy_{row['kind']}": float(row["reward_model"]) for row in accuracy.kinds},
             "baseline_word_overlap": accuracy.word_overlap,
             "baseline_longer": accuracy.longer,
             "reward_before": before.reward,

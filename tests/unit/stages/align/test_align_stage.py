@@ -62,6 +62,7 @@ def test_both_models_load_elsewhere_and_all_figures_are_there(straight):
     result, _, out = straight
     assert set(result.metrics) == {
         "rm_accuracy",
+        *(f"rm_accuracy_{kind}" for kind in ("other", "repeated", "shuffled", "spliced")),
         "baseline_word_overlap",
         "baseline_longer",
         "reward_before",
