@@ -201,7 +201,9 @@ def _show_plan(recipe: Any, selection: Selection) -> None:
 
 @main.command()
 @click.argument("run_id", metavar="[RUN]", required=False)
-@click.option("--limit", default=15, show_default=True, help="Runs to list.")
+@click.option(
+    "--limit", type=click.IntRange(1), default=15, show_default=True, help="Runs to list."
+)
 def status(run_id: str | None, limit: int) -> None:
     """List runs, newest first; or show the stages of one RUN (`latest` works)."""
     from trainwright.flows.mlflow_runs import MlflowRuns
@@ -249,7 +251,7 @@ def _list_runs(runs: Runs, limit: int) -> None:
     table = Table(box=None, pad_edge=False)
     for column in ("run", "state", "started", "minutes", "stages done"):
         table.add_column(column)
-    for name in islice(runs.names(), max(limit, 0)):
+    for name in islice(runs.names(), limit):
         try:
             record = runs.read(name)
         except DamagedRecordError:
@@ -281,7 +283,14 @@ def _state(record: RunRecord) -> str:
 @click.argument("run_id", metavar="RUN")
 @click.argument("stage", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Go on while the stage writes.")
-@click.option("--lines", "-n", default=200, show_default=True, help="Last lines of a stage's log.")
+@click.option(
+    "--lines",
+    "-n",
+    type=click.IntRange(1),
+    default=200,
+    show_default=True,
+    help="Last lines of a stage's log.",
+)
 def logs(run_id: str, stage: str | None, follow: bool, lines: int) -> None:
     """Print the log of a STAGE of RUN (default: the stage reached last)."""
     from trainwright.flows.chain import step_named
@@ -295,7 +304,9 @@ def logs(run_id: str, stage: str | None, follow: bool, lines: int) -> None:
 
 @main.command()
 @click.argument("run_id", metavar="RUN", default="latest")
-@click.option("--html", type=click.Path(path_type=Path), help="Write the page there.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), help="Write the page there."
+)
 def report(run_id: str, html: Path | None) -> None:
     """Print the summary of RUN (default: the latest), and write its page."""
     from trainwright.flows import report as reporting

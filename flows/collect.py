@@ -60,7 +60,7 @@ def collect_garbage(
     `days`: what is younger stays. `keep_runs`: newest runs whose artifacts, logs and reports stay.
     `ttl`: seconds without heartbeat until another machine's writer counts as dead.
     """
-    if days < 0 or keep_runs < 1:
+    if not days >= 0 or keep_runs < 1:  # NaN is neither
         raise UsageError("gc keeps at least one run (--keep-runs 1), and --older-than is 0 or more")
     place = place or settings()
     kept = kept_runs(runs, keep_runs)

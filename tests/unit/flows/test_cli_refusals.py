@@ -41,6 +41,26 @@ def test_a_home_that_a_database_would_misread(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["status", "--limit", "0"],
+        ["logs", "latest", "-n", "0"],
+        ["gc", "--delete", "--older-than", "nan"],
+        ["gc", "--keep-runs", "0"],
+        ["report", "--html", "/"],
+        ["status", ""],
+        ["logs", "../../etc"],
+        ["rerun", "latest", "../x"],
+    ],
+)
+def test_numbers_and_names_that_mean_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_HOME", str(tmp_path))
+    call(*command)
+
+
 @pytest.mark.parametrize("store", ["file:relative", "s3:bucket", "ftp://x/y", "s3://"])
 def test_a_store_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str) -> None:
     monkeypatch.setenv("TRAINWRIGHT_HOME", str(tmp_path))
