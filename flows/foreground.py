@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
@@ -33,11 +35,32 @@ def run_in_foreground(console: Console, call: Callable[[], Any], what: str) -> i
 
         console.print(f"[dim]watch: {url.removesuffix('/api')}/runs[/]")
         use_watcher(ConsoleWatcher(console))
-        state = call()
+        with _told_on(console):
+            state = call()
         _show_end(console, place, state)
     if state.is_completed():
         return _COMPLETED
     return _CANCELLED if state.is_cancelled() else _FAILED
+
+
+class _Told(logging.Handler):
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(f"[yellow]{escape(record.getMessage())}[/]")
+
+
+@contextmanager
+def _told_on(console: Console) -> Iterator[None]:
+    """Show our own warnings: Prefect's logging, silenced on the terminal, would swallow them."""
+    handler = _Told(console)
+    logging.getLogger("trainwright").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("trainwright").removeHandler(handler)
 
 
 def _check_places(place: Settings) -> None:

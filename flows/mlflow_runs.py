@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -60,6 +62,12 @@ def _forgiving(method: Callable[A, T]) -> Callable[A, T | None]:
     return call
 
 
+def _open_once(path: str) -> None:
+    """Raise if the database cannot be opened: MLflow would try for minutes."""
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA schema_version")
+
+
 class MlflowRuns:
     """The MLflow side of one pipeline run."""
 
@@ -80,6 +88,8 @@ class MlflowRuns:
 
             for name in ("alembic", "mlflow.store.db.utils"):
                 logging.getLogger(name).setLevel(logging.WARNING)
+            if self.uri.startswith("sqlite:///"):
+                _open_once(self.uri.removeprefix("sqlite:///"))
             self._cached = MlflowClient(tracking_uri=self.uri)
         return self._cached
 
