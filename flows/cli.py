@@ -124,9 +124,10 @@ def run(
     Exit code: 0 completed, 1 failed, 2 refused before anything started, 130 cancelled.
     """
     selection = _selection(first, last, only, force)
-    from trainwright.flows.recipe import load_recipe
+    from trainwright.flows.recipe import load_recipe, refuse_unreachable
 
     loaded = load_recipe(recipe, list(overrides))
+    refuse_unreachable(loaded, selection.wanted())
     if dry_run:
         _show_plan(loaded, selection)
         return
@@ -175,9 +176,11 @@ def plan(
 ) -> None:
     """Show what `run` would do with RECIPE: what would run or be reused, and why."""
     selection = _selection(first, last, only, force)
-    from trainwright.flows.recipe import load_recipe
+    from trainwright.flows.recipe import load_recipe, refuse_unreachable
 
-    _show_plan(load_recipe(recipe, list(overrides)), selection)
+    loaded = load_recipe(recipe, list(overrides))
+    refuse_unreachable(loaded, selection.wanted())
+    _show_plan(loaded, selection)
 
 
 def _show_plan(recipe: Any, selection: Selection) -> None:

@@ -15,7 +15,7 @@ from pydantic import Field
 from trainwright.flows.chain import Selection, StepName
 from trainwright.flows.execute import Engine, StepFailedError
 from trainwright.flows.prefect_view import current_watcher, publish, this_flow_run
-from trainwright.flows.recipe import Recipe
+from trainwright.flows.recipe import Recipe, refuse_unreachable
 from trainwright.flows.runs import Runs
 from trainwright.flows.session import open_run
 from trainwright.stages.contract import StageRecord, StageState
@@ -76,6 +76,7 @@ def pipeline(
 ) -> Any:
     """Run the chain, reusing every step whose parameters and inputs have not changed."""
     selection = Selection(from_stage, to_stage, only, frozenset(force))
+    refuse_unreachable(recipe, selection.wanted())
     again = None
     link = this_flow_run()
     if link is not None:

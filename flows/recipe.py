@@ -170,6 +170,26 @@ def _turned_booleans(given: Any, kept: Any, path: str = "") -> Iterator[str]:
             yield from _turned_booleans(ours, theirs, f"{path}.{index}")
 
 
+_NEED_PAIRS = (StepName.INSTRUCT, StepName.ALIGN, StepName.QUANTIZE)
+
+
+def refuse_unreachable(recipe: Recipe, wanted: list[StepName]) -> None:
+    """Refuse a selection of steps that this recipe's sources cannot feed, before anything starts.
+
+    Question and answer pairs come from python-docs sources alone; without them the chain would stop
+    after pretraining.
+    """
+    needing = [name.value for name in _NEED_PAIRS if name in wanted]
+    kinds = {(source.kind, source.role) for source in recipe.corpus.sources}
+    missing = [role for role in ("corpus", "heldout") if ("python-docs", role) not in kinds]
+    if needing and missing:
+        raise RecipeError(
+            f"{needing[0]} needs question and answer pairs, which come from sources of the kind "
+            f"python-docs, and corpus.sources has none with the role {' or '.join(missing)}: add one, "
+            f"or end before that with --to {StepName.VALIDATE.value}"
+        )
+
+
 def shipped() -> dict[str, str]:
     """Names of the recipes that ship with the product, and their YAML text."""
     folder = files("trainwright.flows.recipes")

@@ -31,11 +31,10 @@ def runs(trained: Workbench, client: Any) -> dict[str, Any]:
 
 def test_every_step_is_a_child_of_the_runs_own_and_all_are_finished(runs: dict[str, Any]) -> None:
     assert set(runs) == {"-", *(step.name.value for step in CHAIN)}
-    parent = runs.pop("-")
-    assert parent.info.status == "FINISHED"
-    for run in runs.values():
-        assert run.info.status == "FINISHED"
-        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    for step in CHAIN:
+        tags = runs[step.name.value].data.tags
+        assert tags["mlflow.parentRunId"] == runs["-"].info.run_id
 
 
 def test_figures_are_those_of_the_records(trained: Workbench, runs: dict[str, Any]) -> None:

@@ -126,3 +126,18 @@ def test_a_missing_file_or_name_is_answered_with_the_way_out(
             read_yaml(name)
     with pytest.raises(UnknownNameError, match=r"for the file write \./mine\.yaml"):
         read_yaml("mine")
+
+
+def test_stages_that_need_pairs_are_refused_before_anything_starts_where_no_source_gives_any() -> (
+    None
+):
+    from trainwright.flows.chain import Selection, StepName
+    from trainwright.flows.recipe import refuse_unreachable
+
+    files = "{name: mine, kind: files, paths: [a.txt], heldout_share: 0.1}"
+    reference = "{name: clean, kind: files, role: reference, paths: [b.txt]}"
+    recipe = load_recipe(TINY, [f"corpus.sources=[{files}, {reference}]"])
+    with pytest.raises(RecipeError, match="instruct needs question and answer pairs"):
+        refuse_unreachable(recipe, Selection().wanted())
+    refuse_unreachable(recipe, Selection(last=StepName.VALIDATE).wanted())
+    refuse_unreachable(load_recipe(TINY), Selection().wanted())
