@@ -1,6 +1,6 @@
--- How surprising is each text to the model? Reads kn_texts (id, text).
+-- How surprising is each text to the model? Reads kn_texts_part (id, text), adds to kn_scores.
 -- Sums are of whole micronats, so that they are the same in whatever order threads add.
-CREATE OR REPLACE TABLE kn_scores AS
+INSERT INTO kn_scores
 WITH b2 AS (SELECT context, backoff FROM kn_contexts WHERE n = 2),
 b3 AS (SELECT context, backoff FROM kn_contexts WHERE n = 3),
 scored AS (
@@ -10,7 +10,7 @@ scored AS (
             kn_p3.p,
             coalesce(b3.backoff, 1) * coalesce(kn_p2.p, coalesce(b2.backoff, 1) * kn_p1.p)
         ) AS p
-    FROM kn_ngrams('kn_texts') AS g
+    FROM kn_ngrams('kn_texts_part') AS g
     JOIN kn_p1 ON kn_p1.w = g.w
     LEFT JOIN kn_p2 ON kn_p2.gram = (h1 << 20) | g.w
     LEFT JOIN b2 ON b2.context = h1

@@ -14,6 +14,10 @@ MOST_WORDS = 2**20 - 3
 """Words a packed trigram has room for."""
 
 
+_PART_CHARS = 2_000_000
+"""Characters scored in one statement."""
+
+
 class KneserNey:
     """The tables `kn_*` of a DuckDB connection. Probabilities are of words, the end of a text one of them."""
 
@@ -46,9 +50,21 @@ class KneserNey:
     def score(self) -> None:
         """Fill `kn_scores (id, lm_words, nll, perplexity, length_bucket)` for `kn_texts (id, text)`.
 
-        `nll` is in nats, summed over a text; perplexity is exp(nll / lm_words).
+        `nll` is in nats, summed over a text; perplexity is exp(nll / lm_words). Texts are scored a part
+        at a time: the joins of all words at once would stand in memory together.
         """
-        self._db.execute(load_sql("perplexity_scores"))
+        self._db.execute(
+            "CREATE OR REPLACE TABLE kn_scores (id VARCHAR, lm_words BIGINT, nll DOUBLE, "
+            "perplexity DOUBLE, length_bucket INTEGER)"
+        )
+        parts = 1 + self._one("SELECT coalesce(sum(length(text)), 0) FROM kn_texts") // _PART_CHARS
+        for part in range(parts):
+            self._db.execute(
+                "CREATE OR REPLACE TEMP TABLE kn_texts_part AS SELECT id, text FROM kn_texts "
+                f"WHERE hash(id) % {parts} = {part}"
+            )
+            self._db.execute(load_sql("perplexity_scores"))
+        self._db.execute("DROP TABLE kn_texts_part")
 
     def figures(self) -> dict[str, float]:
         """Size of the model: order, words, n-grams by order."""

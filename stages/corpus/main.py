@@ -18,7 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from trainwright.stages.context import StageContext
-from trainwright.stages.contract import DataError, Params, StageResult
+from trainwright.stages.contract import DataError, Params, StageResult, UsageError
 from trainwright.stages.corpus import export, summary
 from trainwright.stages.corpus.cache import clear_drafts, once
 from trainwright.stages.corpus.contamination import Contamination, measure_part
@@ -54,6 +54,11 @@ def run(context: StageContext) -> StageResult:
         pairs = export.write_pairs(parts, params.decontamination.ngram_words, context.out)
         decisions.write_catalogue(context.out / "catalogue.parquet")
         return _finish(context, decisions, tokenizer, splits, bad, pairs)
+    except duckdb.OutOfMemoryException as error:
+        first = str(error).splitlines()[0]
+        raise UsageError(
+            f"corpus.memory_mb is {params.memory_mb}, which DuckDB outgrew ({first}): raise it"
+        ) from None
     finally:
         database.close()
         shutil.rmtree(database_folder(context.work), ignore_errors=True)

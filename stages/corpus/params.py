@@ -265,7 +265,7 @@ class CorpusParams(Params):
     )
     seed: int = Field(0, ge=0, description="Seed of the order of documents in the shards")
     workers: int = runtime(2, "Processes and DuckDB threads", ge=1, le=256)
-    memory_mb: int = runtime(1024, "DuckDB's memory limit, in MB", ge=128)
+    memory_mb: int = runtime(2048, "DuckDB's memory limit, in MB", ge=128)
 
     def reads_outside(self) -> bool:
         """Sources lie outside the store."""
