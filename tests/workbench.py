@@ -119,11 +119,13 @@ class Workbench:
                 continue
         return found
 
-    def wait_until_running(self, step: str, phase: str | None = None, seconds: float = 180) -> Path:
-        """Wait until the newest run's step reports progress (in `phase`); its progress file."""
+    def wait_until_running(
+        self, step: str, phase: str | None = None, seconds: float = 180, run: str = "*"
+    ) -> Path:
+        """Wait until the newest run's step (or that of `run`) reports progress (in `phase`)."""
 
         def reached() -> Path | None:
-            paths = sorted((self.home / "logs").glob(f"*/{step}.progress.jsonl"))
+            paths = sorted((self.home / "logs").glob(f"{run}/{step}.progress.jsonl"))
             for path in paths[-1:]:
                 lines = path.read_text().splitlines()
                 if lines and (phase is None or json.loads(lines[-1])["phase"] == phase):

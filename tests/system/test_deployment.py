@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,11 +157,13 @@ def test_prefects_retry_goes_on_with_a_killed_run_and_reuses_what_is_done(stack:
     recipe = tiny(pretrain={"steps": 400, "snapshot_every": 50})
     flow_run = stack.flow_run("pipeline/pipeline", {"recipe": recipe, "to_stage": "pretrain"})
     wait_for(lambda: stack.latest().prefect_flow_run_id == flow_run, 120, "run record")
-    stack.wait_until_running("pretrain", "train", 240)
     run = stack.latest()
+    stack.wait_until_running("pretrain", "train", 240, run=run.id)
     os.kill(run.owner.pid, signal.SIGKILL)
     stack.wait(flow_run, "CRASHED", 60)
     wait_for(lambda: not stack.stage_processes(), 30, "no stage process left")
+    # The runner reports the crash, then the worker does: no person clicks Retry between the two.
+    time.sleep(6)
     retry = {"state": {"type": "SCHEDULED", "name": "AwaitingRetry"}, "force": True}
     stack.post(f"/flow_runs/{flow_run}/set_state", retry).raise_for_status()
     wait_for(lambda: stack.state(flow_run) == "COMPLETED", 300, "retried run")

@@ -82,5 +82,5 @@ def test_a_model_that_fails_the_gate_stays_a_candidate(copy_of_trained: Workbenc
     assert failed.returncode == 1
     client = MlflowClient(f"sqlite:///{copy_of_trained.home / 'mlflow.db'}")
     name = "trainwright-tiny"
-    assert client.get_model_version_by_alias(name, "candidate").version == "2"
-    assert client.get_model_version_by_alias(name, "validated").version == "1"
+    assert client.get_model_version_by_alias(name, "candidate").version == 2
+    assert client.get_model_version_by_alias(name, "validated").version == 1
