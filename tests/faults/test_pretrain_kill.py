@@ -17,7 +17,9 @@ import pytest
 
 from trainwright.stages.artifact import Manifest, open_artifact
 from trainwright.stages.contract import Outcome, StageSpec
+from trainwright.stages.fingerprint import fingerprint
 from trainwright.stages.progress import last_progress
+from trainwright.stages.registry import PROGRAMS
 from workbench import Workbench, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
@@ -56,16 +58,24 @@ class Stage:
         return Outcome.model_validate_json(Path(self.spec.outcome).read_bytes())
 
 
-@pytest.fixture
-def quiet(trained: Workbench) -> str:
-    """Digest of the undisturbed run's artifact."""
-    return trained.digests()["pretrain"]
+STEPS = 240
+"""Long enough, in seconds, that a kill meets a running step."""
+
+
+@pytest.fixture(scope="module")
+def quiet(trained: Workbench, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Digest of an undisturbed run's artifact."""
+    return make_stage(trained, tmp_path_factory.mktemp("quiet"), steps=STEPS).finish().content
 
 
 def make_stage(trained: Workbench, tmp_path: Path, **params: Any) -> Stage:
     path = next(trained.home.glob("logs/*/pretrain.attempt-1.spec.json"))
     values = json.loads(path.read_text())
-    values["params"] |= {"snapshot_every": 4, "log_every": 1, **params}
+    values["params"] |= {"snapshot_every": 8, "log_every": 1, **params}
+    spec = StageSpec.model_validate(values)
+    program = PROGRAMS["pretrain"]
+    typed = program.params_class.model_validate(spec.params)
+    values["fingerprint"] = fingerprint(program.name, program.version, typed, spec.inputs, {})
     values["output"] = f"file://{tmp_path}/store/artifacts/pretrain/{values['fingerprint'][:24]}"
     values["tracking"] = None
     for name in ("work", "cache"):
@@ -102,24 +112,25 @@ def kill(processes: list[psutil.Process]) -> None:
 def test_killed_three_times_at_random_steps_it_ends_with_the_same_bytes(
     trained: Workbench, quiet: str, tmp_path: Path
 ) -> None:
-    stage = make_stage(trained, tmp_path)
+    stage = make_stage(trained, tmp_path, steps=STEPS)
     generator = random.Random(5)
-    for step in (generator.randint(5, 9), generator.randint(11, 16), generator.randint(19, 26)):
+    for first in (10, 60, 110):
+        step = generator.randint(first, first + 40)
         process = stage.start()
         stage.wait_for_step(step)
         kill(family(process.pid))
         process.wait()
     manifest = stage.finish()
-    assert manifest.result.metrics["resumed_from_step"] >= 16
+    assert manifest.result.metrics["resumed_from_step"] >= 100
     assert manifest.content == quiet
 
 
 def test_a_rank_that_is_killed_is_replaced_and_the_bytes_are_the_same(
     trained: Workbench, quiet: str, tmp_path: Path
 ) -> None:
-    stage = make_stage(trained, tmp_path, snapshot_every=2)
+    stage = make_stage(trained, tmp_path, steps=STEPS)
     process = stage.start()
-    stage.wait_for_step(4)
+    stage.wait_for_step(30)
     ranks = ranks_of(process.pid)
     assert len(ranks) == 2
     kill(ranks[1:])
@@ -127,15 +138,15 @@ def test_a_rank_that_is_killed_is_replaced_and_the_bytes_are_the_same(
     assert "restart 1 from step" in stage.path.with_suffix(".log").read_text()
     manifest = open_artifact(stage.spec.output).manifest()
     assert manifest is not None and manifest.content == quiet
-    assert manifest.result.metrics["resumed_from_step"] >= 2
+    assert manifest.result.metrics["resumed_from_step"] >= 24
 
 
 def test_a_damaged_newest_snapshot_is_passed_over(
     trained: Workbench, quiet: str, tmp_path: Path
 ) -> None:
-    stage = make_stage(trained, tmp_path)
+    stage = make_stage(trained, tmp_path, steps=STEPS)
     process = stage.start()
-    stage.wait_for_step(14)
+    stage.wait_for_step(40)
     kill(family(process.pid))
     process.wait()
     snapshots = sorted((tmp_path / "work").rglob("step-*/COMPLETE"))
@@ -148,7 +159,7 @@ def test_a_damaged_newest_snapshot_is_passed_over(
 
 
 def test_sigterm_ends_all_ranks_and_says_cancelled(trained: Workbench, tmp_path: Path) -> None:
-    stage = make_stage(trained, tmp_path)
+    stage = make_stage(trained, tmp_path, steps=STEPS)
     process = stage.start()
     stage.wait_for_step(3)
     members = family(process.pid)
@@ -159,7 +170,7 @@ def test_sigterm_ends_all_ranks_and_says_cancelled(trained: Workbench, tmp_path:
 
 
 def test_ranks_end_when_the_stage_alone_is_killed(trained: Workbench, tmp_path: Path) -> None:
-    stage = make_stage(trained, tmp_path, log_every=1)
+    stage = make_stage(trained, tmp_path, steps=STEPS)
     process = stage.start()
     stage.wait_for_step(3)
     members = family(process.pid)[1:]
