@@ -20,6 +20,10 @@ from trainwright.stages.watch.processes import PARENT_PIPE, end_tree
 
 _IDENTIFY_SECONDS = 300.0
 
+# A waiting OpenMP thread sleeps instead of spinning: on a machine that does other work too, spinning
+# takes the core from the very thread that is waited for.
+_DEFAULTS = {"OMP_WAIT_POLICY": "PASSIVE"}
+
 
 class ProcessHandle:
     """A stage's process."""
@@ -80,7 +84,7 @@ class ProcessLauncher:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env={**os.environ, **job.environment, PARENT_PIPE: str(read_end)},
+                    env={**_DEFAULTS, **os.environ, **job.environment, PARENT_PIPE: str(read_end)},
                     pass_fds=[read_end],
                     start_new_session=True,
                 )  # fmt: skip
