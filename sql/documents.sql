@@ -2,7 +2,7 @@
 -- Reads parts (all workers' rows) and sources (name, rank).
 CREATE OR REPLACE TABLE documents AS
 WITH numbered AS (
-    SELECT *, row_number() OVER (PARTITION BY base) AS occurrence FROM parts
+    SELECT *, row_number() OVER (PARTITION BY base ORDER BY split) AS occurrence FROM parts
 ), named AS (
     SELECT
         CASE occurrence WHEN 1 THEN base ELSE base || '-' || occurrence END AS id,

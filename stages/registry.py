@@ -49,7 +49,7 @@ class Program:
 PROGRAMS = {
     program.name: program
     for program in (
-        Program("corpus", 4, "CorpusParams"),
+        Program("corpus", 5, "CorpusParams"),
         Program("initialize", 1, "InitializeParams"),
         Program("pretrain", 1, "PretrainParams"),
         Program("validate", 1, "ValidateParams"),
