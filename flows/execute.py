@@ -8,7 +8,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from trainwright.flows.chain import STEPS, Selection, Step, StepName
 from trainwright.flows.launchers import Handle, Job, Launcher, make_launcher
@@ -24,6 +24,7 @@ from trainwright.stages.contract import (
     Params,
     StageError,
     StageRecord,
+    StageResult,
     StageSpec,
     StageState,
     TrackingIds,
@@ -202,33 +203,35 @@ class Engine:
 
     def execute(self, name: StepName) -> StageRecord:
         """Reuse or run the step; its record. `StepFailedError` if it does not end well."""
-        before = self._record(self.run.id, name)
         record = StageRecord(
             run_id=self.run.id,
             step=name,
             program=STEPS[name].program,
             state=StageState.RUNNING,
             started_at=utcnow(),
-            attempts=before.attempts if before and not before.done else 0,
         )
         try:
-            decision = self.decide(name)
+            before = self._record(self.run.id, name)
+            if before is not None and not before.done:
+                record.attempts = before.attempts
+            self._decide_and_do(record, name)
+            return record
         except StageError as error:
-            return self._fail(record, error.exit_code, str(error))
-        record = record.model_copy(
-            update={
-                "fingerprint": decision.fingerprint,
-                "params": decision.params.model_dump(mode="json", by_alias=True),
-                "inputs": decision.inputs,
-                "external": decision.external,
-                "why": decision.why,
-            }
-        )
+            # Of the store, or of starting the stage: the step's own failures are `StepFailedError`.
+            self._fail(record, error.exit_code, str(error))
+
+    def _decide_and_do(self, record: StageRecord, name: StepName) -> None:
+        decision = self.decide(name)
+        record.fingerprint = decision.fingerprint
+        record.params = decision.params.model_dump(mode="json", by_alias=True)
+        record.inputs, record.external = decision.inputs, decision.external
+        record.why = decision.why
         if decision.reuse and decision.manifest is not None:
-            return self._reuse(record, decision)
-        if name not in self.selection.wanted():
-            return self._fail(record, ExitCode.USAGE, self._not_wanted(name, decision))
-        return self._launch(record, decision)
+            self._reuse(record, decision, decision.manifest)
+        elif name in self.selection.wanted():
+            self._launch(record, decision)
+        else:
+            self._fail(record, ExitCode.USAGE, self._not_wanted(name, decision))
 
     def _not_wanted(self, name: StepName, decision: Decision) -> str:
         return (
@@ -236,30 +239,18 @@ class Engine:
             f"run may not execute it; start from it instead: --from {name}"
         )
 
-    def _reuse(self, record: StageRecord, decision: Decision) -> StageRecord:
-        manifest = decision.manifest
-        assert manifest is not None
-        ref = ArtifactRef(uri=decision.artifact.uri, digest=manifest.content)
-        own = manifest.run_id == self.run.id and record.attempts > 0
-        record = record.model_copy(
-            update={
-                "state": StageState.COMPLETED if own else StageState.REUSED,
-                "artifact": ref,
-                "result": manifest.result,
-                "exit_code": 0,
-                "ended_at": utcnow(),
-                "why": f"{decision.why}; made by run {manifest.run_id}",
-            }
-        )
-        return self._end(record)
+    def _reuse(self, record: StageRecord, decision: Decision, manifest: Manifest) -> None:
+        # A try of this very run may have finished it just before the flow was killed.
+        if manifest.run_id != self.run.id or record.attempts == 0:
+            record.state = StageState.REUSED
+        record.why = f"{decision.why}; made by run {manifest.run_id}"
+        self._end(record, decision, manifest)
 
-    def _launch(self, record: StageRecord, decision: Decision) -> StageRecord:
+    def _launch(self, record: StageRecord, decision: Decision) -> None:
         self._clear_for_rerun(decision)
-        record = record.model_copy(update={"attempts": record.attempts + 1})
-        child = self._track(record, decision)
-        record = record.model_copy(
-            update={"mlflow_run_id": child, "log": str(self._log_path(record))}
-        )
+        record.attempts += 1
+        record.log = str(self._log_path(record))
+        record.mlflow_run_id = self._track(record)
         self.runs.save_step(record)
         self.watcher.started(record)
         spec = self._spec(record, decision)
@@ -271,7 +262,7 @@ class Engine:
             handle.cancel()
             self._interrupted(record, error)
             raise
-        return self._conclude(record, decision, spec, code)
+        self._conclude(record, decision, spec, code)
 
     def _clear_for_rerun(self, decision: Decision) -> None:
         """Set a damaged or forced artifact's manifest aside: until the new one, it is not done."""
@@ -282,7 +273,7 @@ class Engine:
             except NotFoundError:
                 return
 
-    def _track(self, record: StageRecord, decision: Decision) -> str | None:
+    def _track(self, record: StageRecord) -> str | None:
         if self.tracking is None or self.run.mlflow_run_id is None:
             return None
         return self.tracking.start_step(self.run, record.step, record.params)
@@ -345,56 +336,44 @@ class Engine:
 
     def _conclude(
         self, record: StageRecord, decision: Decision, spec: StageSpec, returncode: int | None
-    ) -> StageRecord:
+    ) -> None:
         if returncode is None:
             limit = self.recipe.execution.timeout_s
-            return self._fail(
-                record, ExitCode.BREAKER, f"ran longer than its limit of {limit:.0f} s"
-            )
+            self._fail(record, ExitCode.BREAKER, f"ran longer than its limit of {limit:.0f} s")
         outcome = _read_outcome(Path(spec.outcome))
         code = exit_code_of(returncode)
-        if code is ExitCode.OK:
-            manifest, damage = self._finished(decision.artifact)
-            if manifest is None:
-                return self._fail(
-                    record, ExitCode.DATA, damage or "ended well but left no finished artifact"
-                )
-            return self._complete(record, decision, manifest)
-        error = outcome.error if outcome else None
-        return self._fail(record, code, error or _death(returncode, record.log))
+        if code is not ExitCode.OK:
+            error = outcome.error if outcome else None
+            self._fail(record, code, error or _death(returncode, record.log))
+        manifest, damage = self._finished(decision.artifact)
+        if manifest is None:
+            self._fail(record, ExitCode.DATA, damage or "ended well but left no finished artifact")
+        if manifest.run_id != self.run.id:
+            # It waited for the lease, and the other writer made what was wanted.
+            record.state = StageState.REUSED
+            record.why = f"{decision.why}; made meanwhile by run {manifest.run_id}"
+        self._end(record, decision, manifest)
 
-    def _complete(self, record: StageRecord, decision: Decision, manifest: Manifest) -> StageRecord:
-        record = record.model_copy(
-            update={
-                "state": StageState.COMPLETED,
-                "exit_code": 0,
-                "artifact": ArtifactRef(uri=decision.artifact.uri, digest=manifest.content),
-                "result": manifest.result,
-                "ended_at": utcnow(),
-            }
-        )
-        return self._end(record)
-
-    def _end(self, record: StageRecord) -> StageRecord:
-        assert record.artifact is not None
+    def _end(self, record: StageRecord, decision: Decision, manifest: Manifest) -> None:
+        if record.state is StageState.RUNNING:
+            record.state = StageState.COMPLETED
+        record.artifact = ArtifactRef(uri=decision.artifact.uri, digest=manifest.content)
+        record.result, record.exit_code, record.ended_at = manifest.result, 0, utcnow()
         self.assume(StepName(record.step), record.artifact)
         if self.tracking is not None and self.run.mlflow_run_id is not None:
             if record.mlflow_run_id is None:
-                child = self.tracking.start_step(self.run, record.step, record.params)
-                record = record.model_copy(update={"mlflow_run_id": child})
+                record.mlflow_run_id = self._track(record)
             self.tracking.end_step(self.run, record)
-            self._attach_manifest(record)
+            self._attach_manifest(record, manifest)
             self._register(record)
         self.runs.save_step(record)
         self.watcher.ended(record)
-        return record
 
-    def _attach_manifest(self, record: StageRecord) -> None:
-        assert self.tracking is not None and record.artifact is not None
-        if record.mlflow_run_id is None:
-            return
-        data, _ = self.runs.store.get(f"{_key_of(record.artifact)}/manifest.json")
-        self.tracking.attach_text(record.mlflow_run_id, data.decode(), "manifest/manifest.json")
+    def _attach_manifest(self, record: StageRecord, manifest: Manifest) -> None:
+        assert self.tracking is not None
+        if record.mlflow_run_id is not None:
+            text = manifest.model_dump_json(indent=1)
+            self.tracking.attach_text(record.mlflow_run_id, text, "manifest/manifest.json")
 
     def _register(self, record: StageRecord) -> None:
         assert self.tracking is not None
@@ -405,32 +384,33 @@ class Engine:
         elif record.step == StepName.ACCEPT and StepName.QUANTIZE in self._done:
             self.tracking.promote(self.run, self._done[StepName.QUANTIZE].digest)
 
-    def _fail(self, record: StageRecord, code: ExitCode, error: str) -> StageRecord:
+    def _fail(self, record: StageRecord, code: ExitCode, error: str) -> NoReturn:
         state = StageState.CANCELLED if code is ExitCode.CANCELLED else StageState.FAILED
-        record = record.model_copy(
-            update={"state": state, "exit_code": int(code), "error": error, "ended_at": utcnow()}
-        )
-        self.runs.save_step(record)
-        if self.tracking is not None:
-            self.tracking.end_step(self.run, record)
-        self.watcher.ended(record)
+        self._end_badly(record, state, code, error)
         raise StepFailedError(record)
 
     def _interrupted(self, record: StageRecord, error: BaseException) -> None:
         """Record that the wait was broken off; the child has been ended already."""
-        record = record.model_copy(
-            update={
-                "state": StageState.CANCELLED,
-                "exit_code": int(ExitCode.CANCELLED),
-                "error": "cancelled",
-                "ended_at": utcnow(),
-            }
-        )
-        self.runs.save_step(record)
+        log.info("step %s was broken off (%s)", record.step, type(error).__name__)
+        if isinstance(error, Exception):
+            said = f"{type(error).__name__}: {error}"
+            self._end_badly(record, StageState.FAILED, ExitCode.UNEXPECTED, said)
+        else:
+            self._end_badly(record, StageState.CANCELLED, ExitCode.CANCELLED, "cancelled")
+
+    def _end_badly(
+        self, record: StageRecord, state: StageState, code: ExitCode, error: str
+    ) -> None:
+        record.state, record.exit_code, record.error = state, int(code), error
+        # Not the artifact of a step that ended well and whose record then could not be written.
+        record.artifact, record.result, record.ended_at = None, StageResult(), utcnow()
+        try:
+            self.runs.save_step(record)
+        except StoreError as failure:
+            log.warning("the record of step %s could not be written: %s", record.step, failure)
         if self.tracking is not None:
             self.tracking.end_step(self.run, record)
         self.watcher.ended(record)
-        log.info("step %s was broken off (%s)", record.step, type(error).__name__)
 
 
 def _key_of(ref: ArtifactRef) -> str:
