@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trainwright.stages.settings import Settings, settings
+from trainwright.stages.settings import Settings, settings, without_credentials
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -389,7 +389,7 @@ def servers(place: Settings) -> list[Checked]:
     urls = {"Prefect": place.prefect_api, "MLflow": place.mlflow_uri}
     for name, url in urls.items():
         if url is None or not url.startswith("http"):
-            used = "in-process" if name == "Prefect" else url or "none"
+            used = "in-process" if name == "Prefect" else without_credentials(url or "none")
             found.append(ok(name, f"no server is set: {used}"))
             continue
         found += _server(name, url)
@@ -405,8 +405,10 @@ def _server(name: str, url: str) -> list[Checked]:
         answer.raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         mend = f"start it (trainwright up), or set or unset {variable}"
-        return [fail(name, f"{url} does not answer: {_sentence(error)}", mend)]
-    return [ok(name, f"answers at {url}"), *_clock(name, answer.headers.get("date"))]
+        said = without_credentials(f"{url} does not answer: {_sentence(error)}")
+        return [fail(name, said, mend)]
+    found = f"answers at {without_credentials(url)}"
+    return [ok(name, found), *_clock(name, answer.headers.get("date"))]
 
 
 def _clock(name: str, date: str | None) -> list[Checked]:

@@ -35,7 +35,7 @@ from trainwright.stages.contract import (
 from trainwright.stages.fingerprint import drift, fingerprint, identity
 from trainwright.stages.progress import last_progress
 from trainwright.stages.registry import PROGRAMS
-from trainwright.stages.settings import Settings
+from trainwright.stages.settings import Settings, without_credentials
 from trainwright.stages.store import NotFoundError, StoreError
 
 log = logging.getLogger(__name__)
@@ -282,7 +282,8 @@ class Engine:
         folder = self.settings.logs / self.run.id
         tracking = None
         if record.mlflow_run_id is not None and self.tracking is not None:
-            tracking = TrackingIds(uri=self.tracking.uri, run_id=record.mlflow_run_id)
+            uri = without_credentials(self.tracking.uri)
+            tracking = TrackingIds(uri=uri, run_id=record.mlflow_run_id)
         return StageSpec(
             run_id=self.run.id,
             step=record.step,
@@ -309,6 +310,8 @@ class Engine:
         path.write_text(spec.model_dump_json(indent=1))
         Path(spec.outcome).unlink(missing_ok=True)
         environment = {"TORCH_EXTENSIONS_DIR": str(self.settings.torch_extensions)}
+        if self.tracking is not None:
+            environment["MLFLOW_TRACKING_URI"] = self.tracking.uri
         return Job(spec, path, self._log_path(record), environment)
 
     def _log_path(self, record: StageRecord) -> Path:

@@ -14,7 +14,7 @@ from rich.markup import escape
 
 from trainwright.flows.prefect_local import prefect_api
 from trainwright.stages.contract import UsageError
-from trainwright.stages.settings import Settings, settings
+from trainwright.stages.settings import Settings, settings, without_credentials
 
 _COMPLETED, _FAILED, _CANCELLED = 0, 1, 130
 
@@ -33,7 +33,8 @@ def run_in_foreground(console: Console, call: Callable[[], Any], what: str) -> i
         from trainwright.flows.console import ConsoleWatcher
         from trainwright.flows.prefect_view import use_watcher
 
-        console.print(f"[dim]watch: {url.removesuffix('/api')}/runs[/]")
+        page = without_credentials(url).removesuffix("/api")
+        console.print(f"[dim]watch: {escape(page)}/runs[/]")
         use_watcher(ConsoleWatcher(console))
         with _told_on(console):
             state = call()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from trainwright.flows.runs import RunRecord
 from trainwright.stages.contract import StageRecord, StageState
+from trainwright.stages.settings import without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -54,8 +55,8 @@ def _forgiving(method: Callable[A, T]) -> Callable[A, T | None]:
             log.warning(
                 "MLflow at %s cannot be used (%s): the run goes on without it; its figures stay "
                 "in the run's records",
-                tracking.uri,
-                str(error).splitlines()[0] if str(error) else type(error).__name__,
+                without_credentials(tracking.uri),
+                without_credentials(error).partition("\n")[0] or type(error).__name__,
             )
             return None
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainwright.stages.contract import TransientError, UsageError
-from trainwright.stages.settings import Settings
+from trainwright.stages.settings import Settings, without_credentials
 from trainwright.stages.watch.processes import end_tree
 
 OWN_SERVER_PID = "TRAINWRIGHT_OWN_PREFECT_PID"
@@ -124,7 +124,7 @@ def _check(url: str) -> None:
             return
         time.sleep(1.0)
     raise UsageError(
-        f"no Prefect server answers at {url}; start the stack (trainwright up), "
+        f"no Prefect server answers at {without_credentials(url)}; start the stack (trainwright up), "
         "or unset PREFECT_API_URL to run without one"
     )
 

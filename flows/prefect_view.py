@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 import time
 from typing import Any
 
 from trainwright.flows.execute import Engine, Watcher
 from trainwright.flows.session import PrefectLink
 from trainwright.stages.contract import StageRecord
+from trainwright.stages.settings import without_credentials
+
+log = logging.getLogger(__name__)
 
 _watcher: contextvars.ContextVar[Watcher | None] = contextvars.ContextVar("watcher", default=None)
 
@@ -30,7 +34,8 @@ def this_flow_run() -> PrefectLink | None:
     flow_run_id = runtime.flow_run.id
     if not flow_run_id:
         return None
-    return PrefectLink(str(flow_run_id), runtime.flow_run.ui_url)
+    url = runtime.flow_run.ui_url
+    return PrefectLink(str(flow_run_id), None if url is None else without_credentials(url))
 
 
 class PrefectWatcher:
@@ -55,6 +60,13 @@ class PrefectWatcher:
         if time.monotonic() - self._last < self._EVERY or not progress.get("total"):
             return
         self._last = time.monotonic()
+        try:
+            self._move_bar(record, progress)
+        except Exception as error:
+            # The page shows a stage; that it cannot for now must not end the stage.
+            log.warning("Prefect's progress bar stands still: %s", without_credentials(error))
+
+    def _move_bar(self, record: StageRecord, progress: dict[str, Any]) -> None:
         from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
         percent = 100.0 * progress.get("step", 0) / progress["total"]
@@ -104,12 +116,10 @@ def describe_progress(progress: dict[str, Any]) -> str:
 
 def publish(engine: Engine) -> None:
     """Leave the summary and the links as artifacts of the flow run."""
-    import logging
-
     try:
         _publish(engine)
     except Exception as error:
-        logging.getLogger(__name__).warning("Prefect's page gets no summary: %s", error)
+        log.warning("Prefect's page gets no summary: %s", without_credentials(error))
 
 
 def _publish(engine: Engine) -> None:

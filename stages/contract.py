@@ -190,7 +190,10 @@ class ArtifactRef(Strict):
 class TrackingIds(Strict):
     """Where the stage's metrics go in MLflow."""
 
-    uri: str = Field(description="MLflow tracking URI")
+    uri: str = Field(
+        description="MLflow tracking URI, without user and password: specs lie in files, so those "
+        "come by MLFLOW_TRACKING_URI"
+    )
     run_id: str = Field(description="MLflow run of this stage, a child of the pipeline's run")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +50,11 @@ class Settings:
 
 _NOT_IN_A_HOME = "?*[%"
 """SQLite's addresses end at `?` and decode `%`; DuckDB reads `?`, `*` and `[` as patterns."""
+
+
+def without_credentials(text: object) -> str:
+    """A text for a record, a log or a page: URLs in it lose the user and password before the host."""
+    return re.sub(r"(?<=://)[^/\s?#]*@", "", str(text))
 
 
 def find_home() -> Path:

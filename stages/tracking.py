@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.stages.contract import TrackingIds
+from trainwright.stages.settings import without_credentials
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -175,7 +176,7 @@ class Tracker:
             if getattr(error, "error_code", None) not in _REFUSED:
                 raise
             # It would be refused for ever, and everything behind it would wait.
-            self._warn("refused", "MLflow refuses figures: %s", error)
+            self._warn("refused", "MLflow refuses figures: %s", without_credentials(error))
             self._refused += len(batch)
         with self._changing:
             # Less what has been cut from the front of the buffer in the meantime.
@@ -189,17 +190,24 @@ class Tracker:
             from mlflow import MlflowClient
 
             assert self._ids is not None
-            self._client = MlflowClient(tracking_uri=self._ids.uri)
+            self._client = MlflowClient(tracking_uri=_with_credentials(self._ids.uri))
         return self._client
 
     def _failed(self, error: Exception) -> None:
         self._retry_at = time.monotonic() + _BACK_OFF_SECONDS
-        self._warn("away", "MLflow cannot be reached (%s): the stage goes on without it", error)
+        what = without_credentials(error)
+        self._warn("away", "MLflow cannot be reached (%s): the stage goes on without it", what)
 
     def _warn(self, what: str, message: str, *values: object) -> None:
         if what not in self._warned:
             self._warned.add(what)
             log.warning(message, *values)
+
+
+def _with_credentials(uri: str) -> str:
+    """The tracking URI that the environment has, if it is the same but for user and password."""
+    ours = os.environ.get("MLFLOW_TRACKING_URI", "")
+    return ours if without_credentials(ours) == uri else uri
 
 
 def _metrics(rows: list[Row]) -> list[Any]:

@@ -125,6 +125,11 @@ def split_uri(uri: str) -> tuple[str, str, str]:
     if scheme == "file":
         return "file", "", _local_folder(uri, host, slash + path)
     if scheme == "s3":
+        if "@" in host:
+            raise UsageError(
+                "a store's URI holds no credentials (s3://bucket/prefix): set AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
+            )
         if not host:
             raise UsageError(f"store {uri!r} names no bucket: write s3://bucket/prefix")
         return "s3", host, path.strip("/")

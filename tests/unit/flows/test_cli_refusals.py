@@ -68,6 +68,15 @@ def test_a_store_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, s
     assert "store" in call("status")
 
 
+def test_a_store_with_credentials_in_its_uri_is_refused_without_showing_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINWRIGHT_HOME", str(tmp_path))
+    monkeypatch.setenv("TRAINWRIGHT_STORE", "s3://key:hunter2@bucket/prefix")
+    said = call("status")
+    assert "AWS_ACCESS_KEY_ID" in said and "hunter2" not in said
+
+
 def test_a_run_is_refused_before_prefect_starts_where_the_store_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from trainwright.flows.chain import Selection, StepName
 from trainwright.flows.execute import Engine, Silent, StepFailedError
 from trainwright.flows.launchers import Job
+from trainwright.flows.mlflow_runs import MlflowRuns
 from trainwright.flows.recipe import load_recipe
 from trainwright.flows.runs import Owner, RunRecord, Runs, RunState
 from trainwright.stages.artifact import Manifest, open_artifact
@@ -174,3 +175,30 @@ def test_a_watcher_that_breaks_is_no_cancel(bench: Bench, monkeypatch: pytest.Mo
         engine.execute(StepName.CORPUS)
     assert bench.record().state is StageState.FAILED
     assert bench.record().error == "RuntimeError: a bug"
+
+
+class Tracking(MlflowRuns):
+    """An MLflow that takes everything."""
+
+    def start_step(self, run: RunRecord, step: str, params: dict[str, Any]) -> str:
+        return "child"
+
+    def end_step(self, run: RunRecord, record: StageRecord) -> None:
+        pass
+
+    def attach_text(self, run_id: str, text: str, path: str) -> None:
+        pass
+
+
+def test_a_password_of_mlflow_reaches_the_stage_but_no_file(bench: Bench, tmp_path: Path) -> None:
+    bench.run = bench.run.model_copy(update={"mlflow_run_id": "parent"})
+    engine = bench.engine(0)
+    engine.tracking = Tracking("http://me:hunter2@mlflow:5000")
+    jobs: list[Job] = []
+    engine.launcher.make = lambda job: (jobs.append(job), bench.leave_artifact(job))  # type: ignore[attr-defined]
+    engine.execute(StepName.CORPUS)
+    assert jobs[0].environment["MLFLOW_TRACKING_URI"] == "http://me:hunter2@mlflow:5000"
+    assert jobs[0].spec.tracking is not None
+    assert jobs[0].spec.tracking.uri == "http://mlflow:5000"
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if b"hunter2" in path.read_bytes()]

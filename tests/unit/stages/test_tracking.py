@@ -267,3 +267,15 @@ def test_the_users_own_limits_are_kept(
     assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
     monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES")
+
+
+def test_user_and_password_come_from_the_environment_and_only_for_that_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from trainwright.stages.tracking import _with_credentials
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@mlflow:5000")
+    assert _with_credentials("http://mlflow:5000") == "http://me:hunter2@mlflow:5000"
+    assert _with_credentials("http://elsewhere:5000") == "http://elsewhere:5000"
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert _with_credentials("http://mlflow:5000") == "http://mlflow:5000"
