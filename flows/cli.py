@@ -215,7 +215,8 @@ def status(run_id: str | None, limit: int) -> None:
 
     runs = _runs()
     place = settings()
-    sweep(runs, MlflowRuns(place.mlflow_uri, place.home / "mlartifacts"))
+    tracking = MlflowRuns(place.mlflow_uri, place.home / "mlartifacts")
+    sweep(runs, tracking, place.prefect_api)
     if run_id is None:
         _list_runs(runs, limit)
         return

@@ -45,6 +45,8 @@ class Owner(Strict):
     boot: str
     pid: int
     started: float
+    since: AwareDatetime | None = None
+    """When it took the run."""
 
     @classmethod
     def me(cls) -> Owner:
@@ -54,6 +56,7 @@ class Owner(Strict):
             boot=boot_id(),
             pid=os.getpid(),
             started=process_started(os.getpid()) or 0.0,
+            since=utcnow(),
         )
 
     @property
@@ -65,9 +68,15 @@ class Owner(Strict):
     def alive(self) -> bool:
         """Whether it lives; of another machine's process nothing can be said, so True."""
         if not self.here:
-            return True
+            return not self._rebooted
         started = process_started(self.pid)
         return started is not None and abs(started - self.started) < 1.0
+
+    @property
+    def _rebooted(self) -> bool:
+        """Whether the machine of that name has been started anew since: all its processes are gone."""
+        then, now = self.boot.partition("/")[0], boot_id().partition("/")[0]
+        return self.host == os.uname().nodename and then != now
 
 
 class RunRecord(Strict):

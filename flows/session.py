@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +13,16 @@ from trainwright.flows import watchdog
 from trainwright.flows.chain import CHAIN, Selection
 from trainwright.flows.execute import Engine, Silent, StepFailedError, Watcher
 from trainwright.flows.mlflow_runs import MlflowRuns
+from trainwright.flows.prefect_states import mark_crashed
 from trainwright.flows.recipe import Recipe
 from trainwright.flows.runs import Owner, RunRecord, Runs, RunState, new_run_id
 from trainwright.stages.contract import StageError, StageState, UsageError, utcnow
-from trainwright.stages.settings import Settings, settings
+from trainwright.stages.settings import Settings, settings, without_credentials
 from trainwright.stages.store import open_store
 
 log = logging.getLogger(__name__)
+
+GONE = "the process that ran the flow is gone"
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,18 @@ def open_run(
     place.home.mkdir(parents=True, exist_ok=True)
     runs = Runs(open_store(place.store))
     tracking = MlflowRuns(place.mlflow_uri, place.home / "mlartifacts")
-    sweep(runs, tracking)
+    spare = prefect.flow_run_id if prefect is not None else ""
+    sweep(runs, tracking, os.environ.get("PREFECT_API_URL") or place.prefect_api, spare)
     run = _record(recipe, selection, kind, again, prefect)
     runs.save(run)
     if prefect is not None:
         runs.bind_flow_run(prefect.flow_run_id, run.id)
     with watchdog.guard(run, place):
         run = run.model_copy(
-            update={"mlflow_run_id": tracking.start_run(run), "mlflow_uri": tracking.uri}
+            update={
+                "mlflow_run_id": tracking.start_run(run),
+                "mlflow_uri": without_credentials(tracking.uri),
+            }
         )
         runs.save(run)
         engine = Engine(place, recipe, selection, runs, run, watcher or Silent(), tracking)
@@ -156,14 +164,28 @@ def _report(engine: Engine, run: RunRecord) -> RunRecord:
     return run.model_copy(update={"report": str(path)})
 
 
-def sweep(runs: Runs, tracking: MlflowRuns | None) -> list[RunRecord]:
-    """Mark runs whose process vanished as crashed, here and in MLflow; those that were marked."""
-    buried = []
-    for run in runs.all():
-        if run.dead:
-            buried.append(runs.bury(run, "the process that ran the flow is gone"))
-            if tracking is not None and run.mlflow_uri == tracking.uri:
-                tracking.bury(run, "the process that ran the flow is gone")
+def sweep(runs: Runs, tracking: MlflowRuns, api: str | None, spare: str = "") -> list[RunRecord]:
+    """Mark runs whose process vanished as crashed: here, in MLflow and in Prefect; those marked.
+
+    `spare`: a Prefect flow run to leave alone, this very one: on a Retry its run looks dead until now.
+    """
+    return [
+        bury(runs, run, GONE, tracking, None if run.prefect_flow_run_id == spare else api)
+        for run in runs.all()
+        if run.dead
+    ]
+
+
+def bury(
+    runs: Runs, run: RunRecord, reason: str, tracking: MlflowRuns, api: str | None
+) -> RunRecord:
+    """Mark a dead run as crashed in its record, in MLflow, and in Prefect if its server is known."""
+    buried = runs.bury(run, reason)
+    if run.mlflow_run_id is not None:
+        # Not by the run's URI: the same database has another one while the stack is up.
+        tracking.bury(run, reason)
+    if api and run.prefect_flow_run_id:
+        mark_crashed(api, run.prefect_flow_run_id, reason, since=run.owner.since)
     return buried
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from trainwright.flows.prefect_local import OWN_SERVER_PID
+from trainwright.flows.prefect_states import mark_crashed
 from trainwright.flows.runs import RunRecord
 from trainwright.stages.settings import Settings
 from trainwright.stages.watch.processes import end_tree
@@ -53,7 +54,12 @@ def guard(run: RunRecord, place: Settings) -> Iterator[None]:
             process.stdin.close()
         except OSError:
             pass
-        process.wait(timeout=30)
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            # It has nothing left to do: what the flow did is done, whatever holds it up.
+            process.kill()
+            process.wait()
 
 
 def _say(pipe: IO[str], message: dict[str, object]) -> None:
@@ -84,47 +90,34 @@ def main() -> None:
     if known.get(_GOODBYE) or "run" not in known:
         return
     logging.basicConfig(level=logging.INFO)
-    _mark_record(str(known["store"]), str(known["run"]), str(known["mlflow"]))
     prefect = known.get("prefect")
+    try:
+        mark_prefect = _mark_record(known)
+    except Exception:
+        # A store that is away must not keep the rest from being set right.
+        log.exception("the run's record could not be marked")
+        mark_prefect = True
     if isinstance(prefect, dict):
-        _mark_prefect(prefect)
+        if mark_prefect and prefect.get("api") and prefect.get("flow_run"):
+            mark_crashed(str(prefect["api"]), str(prefect["flow_run"]), REASON)
         _end_server(prefect.get("server"))
 
 
-def _mark_record(store: str, run_id: str, mlflow: str) -> None:
+def _mark_record(known: dict[str, object]) -> bool:
+    """Mark the run as crashed, unless another flow (a Retry) goes on with it already; whether so."""
     from trainwright.flows.mlflow_runs import MlflowRuns
     from trainwright.flows.runs import Runs, RunState
     from trainwright.stages.store import open_store
 
-    runs = Runs(open_store(store))
-    run = runs.load(run_id)
+    runs = Runs(open_store(str(known["store"])))
+    run = runs.read(str(known["run"]))
+    if run.owner.pid != known["flow"]:
+        return False
     if run.state is RunState.RUNNING:
         runs.bury(run, REASON)
     if run.mlflow_run_id is not None:
-        MlflowRuns(mlflow).bury(run, REASON)
-
-
-def _mark_prefect(prefect: dict[str, object]) -> None:
-    """Set the flow run to Crashed, unless its runner has done so."""
-    if not (prefect.get("api") and prefect.get("flow_run")):
-        return
-    import httpx
-
-    url = f"{prefect['api']}/flow_runs/{prefect['flow_run']}"
-    headers = {}
-    if key := os.environ.get("PREFECT_API_KEY"):
-        headers["Authorization"] = f"Bearer {key}"
-    auth = os.environ.get("PREFECT_API_AUTH_STRING")
-    basic = tuple(auth.split(":", 1)) if auth and ":" in auth else None
-    try:
-        with httpx.Client(timeout=20, headers=headers, auth=basic) as client:  # type: ignore[arg-type]
-            state = client.get(url).json().get("state", {})
-            if state.get("type") in ("RUNNING", "PENDING", "CANCELLING"):
-                wanted = "CANCELLED" if state["type"] == "CANCELLING" else "CRASHED"
-                body = {"state": {"type": wanted, "message": REASON}, "force": True}
-                client.post(f"{url}/set_state", json=body).raise_for_status()
-    except (httpx.HTTPError, ValueError) as error:
-        logging.warning("the Prefect flow run could not be marked: %s", error)
+        MlflowRuns(str(known["mlflow"])).bury(run, REASON)
+    return True
 
 
 def _end_server(pid: object) -> None:

@@ -81,6 +81,15 @@ def test_a_process_of_another_boot_is_never_declared_dead(runs: Runs) -> None:
     assert not make_run(runs, new_run_id("demo"), owner).dead
 
 
+def test_a_reboot_ends_all_runs_of_the_machine(runs: Runs) -> None:
+    from trainwright.stages.lease import boot_id
+
+    _, namespace, host = boot_id().split("/")
+    old = f"00000000-0000-0000-0000-000000000000/{namespace}/{host}"
+    owner = Owner.me().model_copy(update={"boot": old})
+    assert make_run(runs, new_run_id("demo"), owner).dead
+
+
 def test_prefects_retry_finds_the_run_of_its_flow_run(runs: Runs) -> None:
     run = make_run(runs, new_run_id("demo"))
     runs.bind_flow_run("0000-1111", run.id)
