@@ -112,7 +112,8 @@ class Engine:
     def __post_init__(self) -> None:
         self.launcher: Launcher = make_launcher(self.recipe.execution.launcher)
         self._done: dict[StepName, ArtifactRef] = {}
-        self._forced: set[StepName] = set()
+        # A Retry of the same flow run does not force again what that has forced already.
+        self._forced = {StepName(name) for name in self.run.options.get("forced", [])}
         self._externals: dict[StepName, dict[str, str]] = {}
 
     # -- deciding
@@ -130,7 +131,7 @@ class Engine:
         reuse = manifest is not None and not self._must_force(name)
         if reuse:
             why = "same parameters and inputs"
-        elif manifest is not None:
+        elif manifest is not None or name in self._forced:
             why = "forced"
         else:
             why = damage or self.why_new(step, what)
@@ -266,12 +267,17 @@ class Engine:
 
     def _clear_for_rerun(self, decision: Decision) -> None:
         """Set a damaged or forced artifact's manifest aside: until the new one, it is not done."""
-        if decision.why.startswith("damaged:") or decision.manifest is not None:
+        if decision.manifest is None and not decision.why.startswith("damaged:"):
+            return
+        try:
+            decision.artifact.set_aside(decision.why)
+        except NotFoundError:
+            pass
+        if decision.step.name in self.selection.force:
             self._forced.add(decision.step.name)
-            try:
-                decision.artifact.set_aside(decision.why)
-            except NotFoundError:
-                return
+            options = {**self.run.options, "forced": sorted(self._forced)}
+            self.run = self.run.model_copy(update={"options": options})
+            self.runs.save(self.run)
 
     def _track(self, record: StageRecord) -> str | None:
         if self.tracking is None or self.run.mlflow_run_id is None:

@@ -16,8 +16,8 @@ from trainwright.flows.chain import Selection, StepName
 from trainwright.flows.execute import Engine, StepFailedError
 from trainwright.flows.prefect_view import current_watcher, publish, this_flow_run
 from trainwright.flows.recipe import Recipe, refuse_unreachable
-from trainwright.flows.runs import Runs
-from trainwright.flows.session import open_run
+from trainwright.flows.runs import RunRecord, Runs
+from trainwright.flows.session import PrefectLink, open_run
 from trainwright.stages.contract import StageRecord, StageState
 from trainwright.stages.settings import settings
 from trainwright.stages.store import open_store
@@ -77,20 +77,30 @@ def pipeline(
     """Run the chain, reusing every step whose parameters and inputs have not changed."""
     selection = Selection(from_stage, to_stage, only, frozenset(force))
     refuse_unreachable(recipe, selection.wanted())
-    again = None
     link = this_flow_run()
-    if link is not None:
-        again = Runs(open_store(settings().store)).of_flow_run(link.flow_run_id)
-    return run_chain(recipe, selection, again=again, link=link)
+    return run_chain(recipe, selection, again=retried(link), link=link)
 
 
-def run_chain(recipe: Recipe, selection: Selection, **frame: Any) -> Any:
-    """Run the selected steps inside `open_run(**frame)`; what a flow returns to Prefect."""
-    link = frame.pop("link", None)
+def retried(link: PrefectLink | None) -> RunRecord | None:
+    """The run to go on with, if Prefect tries this flow run again."""
+    if link is None:
+        return None
+    return Runs(open_store(settings().store)).of_flow_run(link.flow_run_id)
+
+
+def run_chain(
+    recipe: Recipe,
+    selection: Selection,
+    *,
+    again: RunRecord | None,
+    link: PrefectLink | None,
+    kind: str = "pipeline",
+) -> Any:
+    """Run the selected steps, as a new run or as part of `again`; what a flow returns to Prefect."""
     engine = None
     try:
         with open_run(
-            recipe, selection, prefect=link, watcher=current_watcher(), **frame
+            recipe, selection, kind=kind, again=again, prefect=link, watcher=current_watcher()
         ) as engine:
             run_steps(engine, selection.needed())
     except StepFailedError as failure:

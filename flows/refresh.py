@@ -9,8 +9,7 @@ from prefect import flow
 from pydantic import Field
 
 from trainwright.flows.chain import Selection, StepName
-from trainwright.flows.execute import Engine
-from trainwright.flows.pipeline import run_chain
+from trainwright.flows.pipeline import retried, run_chain
 from trainwright.flows.prefect_view import this_flow_run
 from trainwright.flows.recipe import Recipe
 from trainwright.flows.runs import Runs
@@ -28,11 +27,13 @@ def data_refresh(
     recipe: Annotated[Recipe, Field(description="Every knob; the corpus part is used")],
 ) -> Any:
     """Run the corpus step alone; its artifact becomes the version that `current` names."""
+    link = this_flow_run()
     outcome = run_chain(
         recipe,
         Selection(only=StepName.CORPUS),
+        again=retried(link),
+        link=link,
         kind="data-refresh",
-        link=this_flow_run(),
     )
     if isinstance(outcome, str):
         store = open_store(settings().store)
@@ -62,6 +63,3 @@ def move_current(store: Store, recipe: str, runs: Runs, run_id: str) -> dict[str
     store.put(f"corpora/{recipe}/{record.artifact.digest}.json", json.dumps(new).encode())
     store.put(key, json.dumps(new).encode())
     return new
-
-
-__all__ = ["Engine", "data_refresh", "move_current"]

@@ -8,10 +8,12 @@ from prefect import flow
 from pydantic import Field
 
 from trainwright.flows.chain import CHAIN, Selection, StepName
-from trainwright.flows.pipeline import run_chain
+from trainwright.flows.pipeline import retried, run_chain
 from trainwright.flows.prefect_view import this_flow_run
 from trainwright.flows.recipe import parse_recipe
-from trainwright.flows.session import load_again
+from trainwright.flows.runs import Runs
+from trainwright.stages.settings import settings
+from trainwright.stages.store import open_store
 
 
 @flow(
@@ -26,10 +28,12 @@ def rerun_stage(
     onward: Annotated[bool, Field(description="Go on with the stages after it")] = False,
 ) -> Any:
     """Run a stage again with the run's own recipe, as part of that run."""
-    _, record = load_again(run)
+    link = this_flow_run()
+    # A Retry goes on with the run of its first try: `latest` may be another by now.
+    record = retried(link) or Runs(open_store(settings().store)).load(run)
     recipe = parse_recipe(record.recipe, record.id)
     if onward:
         selection = Selection(first=stage, last=CHAIN[-1].name, force=frozenset({stage}))
     else:
         selection = Selection(only=stage, force=frozenset({stage}))
-    return run_chain(recipe, selection, again=record, link=this_flow_run(), kind=record.kind)
+    return run_chain(recipe, selection, again=record, link=link, kind=record.kind)

@@ -16,8 +16,8 @@ from trainwright.flows.mlflow_runs import MlflowRuns
 from trainwright.flows.prefect_states import mark_crashed
 from trainwright.flows.recipe import Recipe
 from trainwright.flows.runs import Owner, RunRecord, Runs, RunState, new_run_id
-from trainwright.stages.contract import StageError, StageState, UsageError, utcnow
-from trainwright.stages.settings import Settings, settings, without_credentials
+from trainwright.stages.contract import StageState, UsageError, utcnow
+from trainwright.stages.settings import settings, without_credentials
 from trainwright.stages.store import open_store
 
 log = logging.getLogger(__name__)
@@ -111,11 +111,13 @@ def _record(
                 f"run {again.id} is still going (process {again.owner.pid} on {again.owner.host}); "
                 f"wait for it, or end it: trainwright cancel {again.id}"
             )
+    retried = prefect is not None and prefect.flow_run_id == again.prefect_flow_run_id
+    forced = {"forced": again.options.get("forced", [])} if retried else {}
     return again.model_copy(
         update={
             "state": RunState.RUNNING,
             "owner": Owner.me(),
-            "options": _options(selection),
+            "options": {**_options(selection), **forced},
             "ended_at": None,
             "error": None,
             **link,
@@ -187,12 +189,3 @@ def bury(
     if api and run.prefect_flow_run_id:
         mark_crashed(api, run.prefect_flow_run_id, reason, since=run.owner.since)
     return buried
-
-
-def load_again(run_id: str, place: Settings | None = None) -> tuple[Runs, RunRecord]:
-    """The records and one run of them."""
-    runs = Runs(open_store((place or settings()).store))
-    return runs, runs.load(run_id)
-
-
-__all__ = ["Engine", "PrefectLink", "StageError", "load_again", "open_run", "sweep"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from trainwright.flows import session
 from trainwright.flows.chain import Selection, StepName
 from trainwright.flows.execute import Engine, Silent, StepFailedError
 from trainwright.flows.launchers import Job
@@ -175,6 +176,32 @@ def test_a_watcher_that_breaks_is_no_cancel(bench: Bench, monkeypatch: pytest.Mo
         engine.execute(StepName.CORPUS)
     assert bench.record().state is StageState.FAILED
     assert bench.record().error == "RuntimeError: a bug"
+
+
+def test_a_forced_step_is_forced_once_and_a_retry_goes_on_with_it(bench: Bench) -> None:
+    bench.engine(0).execute(StepName.CORPUS)
+    engine = bench.engine(int(ExitCode.TRANSIENT), 0, force=True)
+    assert fail(engine).retryable
+    assert engine.execute(StepName.CORPUS).why == "forced"
+    assert engine.launcher.started == 2  # type: ignore[attr-defined]
+    bench.run = bench.runs.read(bench.run.id)
+    retry = bench.engine(force=True)
+    assert retry.execute(StepName.CORPUS).state is StageState.REUSED
+
+
+@pytest.mark.parametrize(("flow_run", "kept"), [("f1", ["corpus"]), ("f2", None)])
+def test_only_a_retry_of_the_same_flow_run_remembers_what_was_forced(
+    bench: Bench, flow_run: str, kept: list[str] | None
+) -> None:
+    options = {"forced": ["corpus"]}
+    before = bench.run.model_copy(
+        update={"options": options, "prefect_flow_run_id": "f1", "state": RunState.FAILED}
+    )
+    selection = Selection(only=StepName.CORPUS, force=frozenset({StepName.CORPUS}))
+    now = session._record(
+        load_recipe(TINY), selection, "pipeline", before, session.PrefectLink(flow_run, None)
+    )
+    assert now.options.get("forced") == kept and now.options["force"] == ["corpus"]
 
 
 class Tracking(MlflowRuns):
