@@ -11,7 +11,7 @@ import math
 from datetime import UTC, datetime
 from enum import Enum, IntEnum, StrEnum
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -104,12 +104,6 @@ class BreakerOpenError(StageError):
     """A circuit breaker is open; a person decides."""
 
     exit_code = ExitCode.BREAKER
-
-
-class CancelledStageError(StageError):
-    """Somebody asked for the end."""
-
-    exit_code = ExitCode.CANCELLED
 
 
 class Strict(BaseModel):
@@ -291,11 +285,6 @@ class StageRecord(Strict):
 def utcnow() -> datetime:
     """The time now, with its zone."""
     return datetime.now(UTC)
-
-
-def fail_usage(message: str) -> NoReturn:
-    """End the stage: its parameters cannot work."""
-    raise UsageError(message)
 
 
 def read_spec(path: str | Path) -> StageSpec:

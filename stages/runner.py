@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import platform
@@ -26,7 +27,6 @@ from trainwright.stages.artifact import (
 from trainwright.stages.context import StageContext
 from trainwright.stages.contract import (
     ArtifactRef,
-    CancelledStageError,
     DataError,
     ExitCode,
     Outcome,
@@ -64,20 +64,21 @@ def run_spec(spec: StageSpec) -> ExitCode:
     signal.signal(signal.SIGTERM, _on_terminate)
     outcome = Outcome(exit_code=ExitCode.UNEXPECTED)
     try:
-        artifact = _run(spec)
-        outcome = Outcome(exit_code=ExitCode.OK, artifact=artifact)
+        outcome = Outcome(exit_code=ExitCode.OK, artifact=_run(spec))
     except StageError as error:
         outcome = Outcome(exit_code=error.exit_code, error=str(error))
         log.error("%s", error)
-    except (KeyboardInterrupt, CancelledStageError):
-        outcome = Outcome(exit_code=ExitCode.CANCELLED, error="cancelled")
-    except MemoryError as error:
-        outcome = Outcome(exit_code=ExitCode.NODE_FAULT, error=f"out of memory: {error}")
-        log.exception("out of memory")
+    except KeyboardInterrupt:
+        outcome = _CANCELLED
     except Exception as error:
-        outcome = Outcome(exit_code=ExitCode.UNEXPECTED, error=f"{type(error).__name__}: {error}")
-        log.exception("unexpected error in stage %r", spec.program)
+        code, said = exit_code_for(error), f"{type(error).__name__}: {error}"
+        outcome = Outcome(exit_code=code, error=said)
+        log.exception("stage %r ends with %s", spec.program, code.name)
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # It is ending: the outcome must be written.
+        if _asked_to_end.is_set() and outcome.exit_code != ExitCode.OK:
+            # A library may have made another error of it.
+            outcome = _CANCELLED
         end_tree(os.getpid(), grace=3.0, include_root=False)
         path = Path(spec.outcome)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,8 +86,24 @@ def run_spec(spec: StageSpec) -> ExitCode:
     return ExitCode(outcome.exit_code)
 
 
+_asked_to_end = threading.Event()
+_CANCELLED = Outcome(exit_code=ExitCode.CANCELLED, error="cancelled")
+_NODE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+
+
+def exit_code_for(error: Exception) -> ExitCode:
+    """What an error that no stage foresaw says: this machine's memory or disk, or a bug."""
+    if isinstance(error, MemoryError):
+        return ExitCode.NODE_FAULT
+    if isinstance(error, OSError) and error.errno in _NODE_ERRORS:
+        return ExitCode.NODE_FAULT
+    return ExitCode.UNEXPECTED
+
+
 def _on_terminate(signum: int, frame: object) -> None:
-    raise CancelledStageError("cancelled (SIGTERM)")
+    _asked_to_end.set()
+    # As Ctrl-C: an `Exception` would be dealt with as a failure wherever a library expects one.
+    raise KeyboardInterrupt
 
 
 def _run(spec: StageSpec) -> ArtifactRef:

@@ -68,7 +68,7 @@ def test_every_stage_error_has_an_exit_code_of_its_own() -> None:
         and value is not contract.StageError
     ]
     codes = [error.exit_code for error in errors]
-    assert len(set(codes)) == len(codes) == 7
+    assert len(set(codes)) == len(codes) == 6
     assert ExitCode.OK not in codes
 
 
