@@ -10,11 +10,13 @@ import functools
 import logging
 import os
 import sqlite3
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from trainwright.flows.chain import StepName
 from trainwright.flows.runs import RunRecord
 from trainwright.stages.contract import StageRecord, StageState
 from trainwright.stages.settings import without_credentials
@@ -27,6 +29,8 @@ log = logging.getLogger(__name__)
 EXPERIMENT = "trainwright"
 RUN_TAG = "trainwright.run"
 STEP_TAG = "trainwright.step"
+
+_AWAY_SECONDS = 60.0
 
 _STATUS = {
     StageState.COMPLETED: "FINISHED",
@@ -51,13 +55,7 @@ def _forgiving(method: Callable[A, T]) -> Callable[A, T | None]:
         try:
             return method(*args, **kwargs)
         except Exception as error:
-            tracking.away = True
-            log.warning(
-                "MLflow at %s cannot be used (%s): the run goes on without it; its figures stay "
-                "in the run's records",
-                without_credentials(tracking.uri),
-                without_credentials(error).partition("\n")[0] or type(error).__name__,
-            )
+            tracking.give_up_for_now(error)
             return None
 
     return call
@@ -76,10 +74,28 @@ class MlflowRuns:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         self.uri = uri
-        self.away = False
+        self._away_until = 0.0
+        self._told = False
         self._root = artifact_root
         self._cached: MlflowClient | None = None
         self._experiment: str | None = None
+
+    @property
+    def away(self) -> bool:
+        """Whether it failed a moment ago: it is left in peace for a while, so that no step waits."""
+        return time.monotonic() < self._away_until
+
+    def give_up_for_now(self, error: Exception) -> None:
+        """Leave MLflow in peace for a while, and say so once."""
+        self._away_until = time.monotonic() + _AWAY_SECONDS
+        if not self._told:
+            log.warning(
+                "MLflow at %s cannot be used (%s): the run goes on without it; its figures stay "
+                "in the run's records",
+                without_credentials(self.uri),
+                without_credentials(error).partition("\n")[0] or type(error).__name__,
+            )
+        self._told = True
 
     @property
     def client(self) -> MlflowClient:
@@ -187,14 +203,26 @@ class MlflowRuns:
             )
         self.client.set_terminated(record.mlflow_run_id, _STATUS[record.state])
 
+    def end_run(self, run: RunRecord, steps: Mapping[StepName, StageRecord]) -> None:
+        """Set the parent run's state, and those of steps whose end MLflow did not hear of."""
+        self._away_until = 0.0  # Once more, even if it was away a moment ago.
+        self._end_run(run, steps)
+
     @_forgiving
-    def end_run(self, run: RunRecord) -> None:
-        """Set the parent run's state."""
+    def _end_run(self, run: RunRecord, steps: Mapping[StepName, StageRecord]) -> None:
         if run.mlflow_run_id is None:
             return
+        for left in self._still_running(run):
+            record = steps.get(left.data.tags.get(STEP_TAG))
+            if record is not None and record.state is not StageState.RUNNING:
+                self.client.set_terminated(left.info.run_id, _STATUS[record.state])
         status = {"completed": "FINISHED", "failed": "FAILED"}.get(run.state.value, "KILLED")
         self.client.set_tag(run.mlflow_run_id, "trainwright.state", run.state.value)
         self.client.set_terminated(run.mlflow_run_id, status)
+
+    def _still_running(self, run: RunRecord) -> list[Any]:
+        condition = f"tags.`{RUN_TAG}` = '{run.id}' and attributes.status = 'RUNNING'"
+        return list(self.client.search_runs([self.experiment()], condition))
 
     @_forgiving
     def attach(self, run_id: str, path: Path, folder: str | None = None) -> None:
@@ -258,8 +286,7 @@ class MlflowRuns:
     @_forgiving
     def bury(self, run: RunRecord, reason: str) -> None:
         """Mark a dead run's MLflow runs as killed."""
-        condition = f"tags.`{RUN_TAG}` = '{run.id}' and attributes.status = 'RUNNING'"
-        for found in self.client.search_runs([self.experiment()], condition):
+        for found in self._still_running(run):
             self.client.set_tag(found.info.run_id, "trainwright.error", reason)
             self.client.set_terminated(found.info.run_id, "KILLED")
 
@@ -284,7 +311,6 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _finals(metrics: dict[str, float], prefix: str) -> list[Any]:
     import math
-    import time
 
     from mlflow.entities import Metric
 

@@ -144,7 +144,7 @@ def _close(engine: Engine, state: RunState, error: str | None) -> None:
     engine.runs.save(run)
     engine.run = run
     if engine.tracking is not None:
-        engine.tracking.end_run(run)
+        engine.tracking.end_run(run, engine.runs.steps(run.id))
 
 
 def _report(engine: Engine, run: RunRecord) -> RunRecord:

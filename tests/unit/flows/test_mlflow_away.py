@@ -11,7 +11,7 @@ from rich.console import Console
 from trainwright.flows.foreground import _told_on
 from trainwright.flows.mlflow_runs import MlflowRuns
 from trainwright.flows.runs import Owner, RunRecord, RunState, new_run_id
-from trainwright.stages.contract import utcnow
+from trainwright.stages.contract import StageRecord, StageState, utcnow
 
 
 @pytest.mark.parametrize("damage", ["folder", "garbage"])
@@ -33,6 +33,36 @@ def test_a_database_that_cannot_be_opened_is_given_up_at_once(
     begun = time.monotonic()
     assert tracking.start_run(run) is None and tracking.away
     assert time.monotonic() - begun < 5
+    assert caplog.text.count("cannot be used") == 1
+
+
+def test_a_moment_without_mlflow_leaves_no_run_of_it_running(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trainwright.flows.chain import StepName
+
+    run = RunRecord(
+        id=new_run_id("demo"), recipe_name="demo", recipe={}, state=RunState.RUNNING,
+        owner=Owner.me(), started_at=utcnow(),
+    )  # fmt: skip
+    tracking = MlflowRuns(f"sqlite:///{tmp_path / 'mlflow.db'}", tmp_path / "artifacts")
+    run = run.model_copy(update={"mlflow_run_id": tracking.start_run(run)})
+    record = StageRecord(
+        run_id=run.id, step="corpus", program="corpus", state=StageState.COMPLETED,
+        started_at=utcnow(), mlflow_run_id=tracking.start_step(run, "corpus", {}),
+    )  # fmt: skip
+
+    def away(*_: object, **__: object) -> None:
+        raise ConnectionError("no answer")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking.client, "log_batch", away)
+        tracking.end_step(run, record)
+    assert tracking.away
+    done = run.model_copy(update={"state": RunState.COMPLETED})
+    tracking.end_run(done, {StepName.CORPUS: record})
+    found = tracking.client.search_runs([tracking.experiment()])
+    assert [one.info.status for one in found] == ["FINISHED", "FINISHED"]
     assert caplog.text.count("cannot be used") == 1
 
 
