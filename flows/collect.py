@@ -2,8 +2,8 @@
 
 Kept are the newest runs, every run that is going on, and the corpora that `corpora/*/current.json`
 names. Their artifacts stay, and those that these were made from. What can go of a store is for
-`stages.gc` to say; here, of the home: scratch of finished or forgotten work, and logs and reports of
-runs that are not kept.
+`stages.gc` to say; here, of the home: scratch of finished or forgotten work, and copies of remote
+artifacts, logs and reports of runs that are not kept.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainwright.flows.chain import CHAIN
+from trainwright.flows.findings import show_bytes
 from trainwright.flows.runs import DamagedRecordError, Runs, RunState
 from trainwright.stages import gc
-from trainwright.stages.artifact import MANIFEST, Artifact, DamagedArtifactError
+from trainwright.stages.artifact import MANIFEST, Artifact, DamagedArtifactError, key_of
 from trainwright.stages.contract import ArtifactRef, DataError, UsageError
 from trainwright.stages.lease import Lease
 from trainwright.stages.settings import Settings, settings
@@ -79,7 +80,7 @@ def collect_garbage(
     leftovers = [leftover for leftover in leftovers if leftover.path.name not in kept]
     freed = _sweep_store(console, runs.store, plan, ttl)
     freed += _sweep_home(console, runs.store, leftovers)
-    console.print(f"freed {_bytes(freed)}")
+    console.print(f"freed {show_bytes(freed)}")
     return freed
 
 
@@ -102,7 +103,7 @@ def reachable(runs: Runs, kept: Collection[str]) -> set[str]:
     wanted = [ref for run_id in kept for ref in _of_run(runs, run_id)]
     wanted += list(_of_corpora(runs.store))
     while wanted:
-        key = _key_of(wanted.pop())
+        key = key_of(wanted.pop())
         if key not in needed:
             needed.add(key)
             wanted += _inputs_of(runs.store, key)
@@ -150,17 +151,13 @@ def _inputs_of(store: Store, key: str) -> list[ArtifactRef]:
     return [] if manifest is None else list(manifest.inputs.values())
 
 
-def _key_of(ref: ArtifactRef) -> str:
-    return "artifacts/" + "/".join(ref.uri.rstrip("/").split("/")[-2:])
-
-
 # -- what lies in the home
 
 
 def home_leftovers(
     place: Settings, runs: Runs, kept: Collection[str], days: float
 ) -> Iterator[Leftover]:
-    """Scratch that is finished or old, and logs and reports of runs that are not kept."""
+    """Scratch that is finished or old; copies, logs and reports of runs that are not kept."""
     before = time.time() - days * gc.DAY
     needed = {run_id: {s.fingerprint for s in runs.steps(run_id).values()} for run_id in kept}
     fingerprints = {f[:_KEY_LETTERS] for found in needed.values() for f in found}
@@ -171,6 +168,10 @@ def home_leftovers(
         if finished or old:
             why = "scratch of a finished artifact" if finished else "old scratch"
             yield Leftover(why, folder, _size(folder), artifact)
+    inputs = {ref.digest for run_id in kept for ref in _of_run(runs, run_id)}
+    for folder in _folders(place.cache, depth=1):
+        if folder.name not in inputs and _newest(folder) < before:
+            yield Leftover("copy of a remote artifact", folder, _size(folder))
     for kind, root in (("logs", place.logs), ("report", place.home / "reports")):
         for folder in _folders(root, depth=1):
             if folder.name not in kept and _newest(folder) < before:
@@ -224,10 +225,12 @@ def _list(console: Console, plan: gc.Plan, leftovers: list[Leftover]) -> None:
     table.add_column("why", no_wrap=True)
     table.add_column("what", overflow="fold")
     for why, what, size in sorted(rows, key=lambda row: -row[2]):
-        table.add_row(_bytes(size), why, what)
+        table.add_row(show_bytes(size), why, what)
     console.print(table)
     total = sum(size for _, _, size in rows)
-    console.print(f"{_bytes(total)} in {len(rows)} places; delete with: trainwright gc --delete")
+    console.print(
+        f"{show_bytes(total)} in {len(rows)} places; delete with: trainwright gc --delete"
+    )
 
 
 def _sweep_store(console: Console, store: Store, plan: gc.Plan, ttl: float) -> int:
@@ -237,7 +240,7 @@ def _sweep_store(console: Console, store: Store, plan: gc.Plan, ttl: float) -> i
         if left:
             console.print(f"left: {name}: {left}", markup=False)
             continue
-        console.print(f"deleted {name} ({item.kind}, {_bytes(item.size)})", markup=False)
+        console.print(f"deleted {name} ({item.kind}, {show_bytes(item.size)})", markup=False)
         freed += int(item.size)
     return freed
 
@@ -249,7 +252,7 @@ def _sweep_home(console: Console, store: Store, leftovers: list[Leftover]) -> in
         if left:
             console.print(f"left: {leftover.path}: {left}", markup=False)
             continue
-        what = f"deleted {leftover.path} ({leftover.kind}, {_bytes(leftover.size)})"
+        what = f"deleted {leftover.path} ({leftover.kind}, {show_bytes(leftover.size)})"
         console.print(what, markup=False)
         freed += leftover.size
     return freed
@@ -272,11 +275,3 @@ def _remove(folder: Path) -> str:
     except OSError as error:
         return str(error)
     return ""
-
-
-def _bytes(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"

@@ -6,9 +6,9 @@ import os
 from typing import Any
 
 from trainwright.flows.recipe import load_recipe
+from trainwright.flows.stack import WORK_POOL
 from trainwright.stages.settings import settings
 
-WORK_POOL = "trainwright"
 REFRESH_CRON = "0 3 * * *"
 """Every night at 3; the schedule stays inactive until somebody switches it on."""
 

@@ -15,7 +15,7 @@ from trainwright.flows.launchers import Handle, Job, Launcher, make_launcher
 from trainwright.flows.mlflow_runs import MlflowRuns
 from trainwright.flows.recipe import Recipe
 from trainwright.flows.runs import DamagedRecordError, RunRecord, Runs
-from trainwright.stages.artifact import Artifact, DamagedArtifactError, Manifest
+from trainwright.stages.artifact import Artifact, DamagedArtifactError, Manifest, key_of
 from trainwright.stages.contract import (
     ArtifactRef,
     DataError,
@@ -188,7 +188,7 @@ class Engine:
 
     def _identity_of(self, ref: ArtifactRef) -> dict[str, Any] | None:
         try:
-            manifest = Artifact(self.runs.store, _key_of(ref)).manifest()
+            manifest = Artifact(self.runs.store, key_of(ref)).manifest()
         except (DataError, UsageError, StoreError):
             return None
         return None if manifest is None else manifest.identity
@@ -420,10 +420,6 @@ class Engine:
         if self.tracking is not None:
             self.tracking.end_step(self.run, record)
         self.watcher.ended(record)
-
-
-def _key_of(ref: ArtifactRef) -> str:
-    return "artifacts/" + "/".join(ref.uri.rstrip("/").split("/")[-2:])
 
 
 def _read_outcome(path: Path) -> Outcome | None:

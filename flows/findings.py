@@ -148,7 +148,7 @@ def show_number(value: float, name: str = "") -> str:
     if value != value or value in (float("inf"), float("-inf")):
         return str(value)
     if "bytes" in name and abs(value) >= 1000:
-        return _bytes(value)
+        return show_bytes(value)
     if float(value).is_integer() and abs(value) < 1e15:
         return f"{int(value):,}"
     if abs(value) >= 1000:
@@ -156,7 +156,8 @@ def show_number(value: float, name: str = "") -> str:
     return f"{value:.4g}"
 
 
-def _bytes(value: float) -> str:
+def show_bytes(value: float) -> str:
+    """`640 B`, `2.6 MB`: three digits."""
     for unit in ("B", "kB", "MB", "GB"):
         if abs(value) < 1000:
             return f"{value:.3g} {unit}"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from trainwright.flows.chain import STEPS, StepName, UnknownNameError, choose, nearest
+from trainwright.flows.chain import StepName, UnknownNameError, choose, nearest
 from trainwright.stages.align.params import AlignParams
 from trainwright.stages.contract import Params, Strict
 from trainwright.stages.corpus.params import CorpusParams
@@ -386,8 +386,3 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
         if (found := _model_in(part)) is not None:
             return found
     return None
-
-
-def step_params(recipe: Recipe) -> dict[StepName, Params]:
-    """Parameters by step."""
-    return {name: recipe.step(name) for name in STEPS}

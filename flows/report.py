@@ -298,13 +298,6 @@ def _md(text: str) -> str:
     return re.sub(r"([\\`*_{}\[\]<>()#+|~!&])", r"\\\1", flat)
 
 
-def write_markdown(run: RunRecord, steps: Steps, path: Path) -> Path:
-    """Write `markdown(...)` to a file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(markdown(run, steps), encoding="utf-8", errors="replace")
-    return path
-
-
 # -- the page
 
 

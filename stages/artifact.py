@@ -276,6 +276,11 @@ def safe_relative(path: str) -> Path:
     return Path(path)
 
 
+def key_of(ref: ArtifactRef) -> str:
+    """The key of an artifact's folder in its store."""
+    return "artifacts/" + "/".join(ref.uri.rstrip("/").split("/")[-2:])
+
+
 def open_artifact(uri: str) -> Artifact:
     """The artifact at a URI: the last two parts are its key, what is before is the store."""
     from trainwright.stages.store import open_store

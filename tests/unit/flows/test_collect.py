@@ -208,6 +208,21 @@ def test_scratch_goes_if_finished_or_old_unless_a_kept_run_can_go_on_with_it(hou
     assert [path.exists() for path in goes] == [False, False]
 
 
+def test_copies_of_remote_artifacts_go_unless_a_kept_run_reads_them_or_they_are_new(
+    house: House,
+) -> None:
+    read = house.artifact("read")
+    house.run("1", inputs={"x": read})
+    for name in (read.digest, "old", "new"):
+        folder = house.place.cache / name
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("words")
+        if name != "new":
+            age(folder)
+    house.collect()
+    assert {path.name for path in house.place.cache.iterdir()} == {read.digest, "new"}
+
+
 def test_scratch_and_artifact_under_a_live_lease_stay(house: House) -> None:
     name = "d" * 24
     house.artifact("held")
