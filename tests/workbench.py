@@ -29,7 +29,7 @@ TINY = str(ROOT / "tests" / "recipes" / "tiny.yaml")
 COMMAND = str(Path(sys.executable).with_name("trainwright"))
 
 
-def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 120, what: str = "it") -> Any:
     """The condition's value as soon as it is true; fails after a generous limit."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

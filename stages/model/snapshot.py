@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from trainwright.stages.artifact import file_sha256
+from trainwright.stages.durable import sync_folder, write_durably
 
 State = dict[str, Any]
 
@@ -29,9 +31,10 @@ class Snapshots:
             torch.save(state, file)
             file.flush()
             os.fsync(file.fileno())
-        mark = {"size": temporary.stat().st_size, "sha256": _sha256(temporary)}
+        mark = {"size": temporary.stat().st_size, "sha256": file_sha256(temporary)}
         temporary.rename(self._folder / f"{name}.pt")
-        self._write_mark(f"{name}.json", mark)
+        sync_folder(self._folder)
+        write_durably(self._folder / f"{name}.json", json.dumps(mark).encode())
         self._prune()
 
     def newest(self) -> tuple[int, State] | None:
@@ -42,19 +45,6 @@ class Snapshots:
                 step = int(mark.stem.removeprefix("step-"))
                 return step, torch.load(data, map_location="cpu", weights_only=True)
         return None
-
-    def _write_mark(self, name: str, mark: dict[str, Any]) -> None:
-        temporary = self._folder / f"{name}.tmp"
-        with temporary.open("w") as file:
-            json.dump(mark, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self._folder / name)
-        folder = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
     def _prune(self) -> None:
         marks = sorted(self._folder.glob("step-*.json"))
@@ -67,11 +57,6 @@ class Snapshots:
 def _intact(mark: Path, data: Path) -> bool:
     try:
         said = json.loads(mark.read_text())
-        return data.stat().st_size == said["size"] and _sha256(data) == said["sha256"]
+        return data.stat().st_size == said["size"] and file_sha256(data) == said["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from trainwright.stages.contract import NodeFaultError
+from trainwright.stages.durable import write_durably
 from trainwright.stages.pretrain import ops
-from trainwright.stages.pretrain.job import Failure, Finished, RankJob, write_durably
+from trainwright.stages.pretrain.job import Failure, Finished, RankJob
 from trainwright.stages.pretrain.snapshots import COMPLETE
 from trainwright.stages.watch.processes import end_tree
 

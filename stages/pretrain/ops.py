@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from trainwright.stages.contract import NodeFaultError
-from trainwright.stages.pretrain.job import write_durably
+from trainwright.stages.durable import write_durably
 from trainwright.stages.settings import settings
 from trainwright.stages.watch.processes import end_tree
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.stages.artifact import file_sha256
-from trainwright.stages.pretrain.job import sync_folder, write_durably
+from trainwright.stages.durable import sync_folder, write_durably
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.stages.contract import ExitCode, StageError
+from trainwright.stages.durable import write_durably
 from trainwright.stages.lease import process_started
-from trainwright.stages.pretrain.job import Failure, Finished, RankJob, write_durably
+from trainwright.stages.pretrain.job import Failure, Finished, RankJob
 from trainwright.stages.progress import Progress
 from trainwright.stages.runner import configure_logging
 from trainwright.stages.tracking import Tracker

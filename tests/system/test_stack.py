@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from trainwright.flows.recipe import load_recipe
 from trainwright.flows.runs import Runs
 from trainwright.stages.settings import settings
 from trainwright.stages.store import open_store
+from workbench import wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -46,13 +46,6 @@ if __name__ == "__main__":
         name="sleepy", work_pool_name="trainwright"
     )
 """
-
-
-def wait_for(what: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.2)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from trainwright.stages.lease import (
     process_started,
 )
 from trainwright.stages.store import ConditionFailedError, NotFoundError, Store, StoreError
+from workbench import wait_for
 
 KEY = "artifacts/a/b/lease.json"
 LONG = 600.0
@@ -55,13 +56,6 @@ class Faulty:
     def _fail(self) -> None:
         if self.down.is_set():
             raise StoreError("the store is away")
-
-
-def wait_for(condition: Callable[[], bool], within: float = 30.0) -> None:
-    deadline = time.monotonic() + within
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
 
 
 def held_by(store: Store, **changes: object) -> None:
