@@ -22,7 +22,7 @@ up down: install
 	$(BIN)/trainwright $@
 
 bench: install
-	@for program in tests/bench/*.py; do $(BIN)/python $$program || exit 1; done
+	@for program in $(wildcard tests/bench/*.py); do $(BIN)/python $$program || exit 1; done
 
 install: $(STAMP)
 

@@ -15,7 +15,7 @@ import pytest
 
 from trainwright.flows.prefect_local import free_port
 from trainwright.flows.recipe import load_recipe
-from workbench import COMMAND, TINY, Workbench, wait_for
+from workbench import TINY, Workbench, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.server]
 
@@ -178,4 +178,3 @@ def test_the_command_line_sees_the_stacks_runs_and_uses_its_server(stack: Stack)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "in-process" not in done.stdout
     assert stack.state(str(stack.latest().prefect_flow_run_id)) == "COMPLETED"
-    assert Path(COMMAND).exists()
